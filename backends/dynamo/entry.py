@@ -43,7 +43,7 @@ from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
 from reroll.backends.dynamo.drawn import as_handed_over
 from reroll.backends.dynamo.garbage import SELDOM_FULL
 from reroll.backends.dynamo.pieces import UNRECORDED, broken, pieces
-from reroll.backends.dynamo.plain import PlainPeak, matters, more_than_plain, say_more
+from reroll.backends.dynamo.plain import PlainPeak, matters, more_than_plain, say_more, with_part_of_plain
 from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
 from reroll.backends.dynamo.unguarded import Read, refuse_unguarded
 from reroll.backends.inductor.sizes.family import sampling
@@ -275,6 +275,7 @@ def rolled(
     every, shared = found.recurrences, Others() if others is None else others
     loose = [replace(each, any_length=not each.blocks) for each in every]
     plain, bare, speaking, first = PlainPeak(gm), _without_graph(gm), speaks(gm), not shared.count
+    parsed = with_part_of_plain(parsed, plain, found.recurrences)
     shared.count += 1
     stages = partial(loops_by_pass, passes_of(parsed), found.captured or found, bare)
 

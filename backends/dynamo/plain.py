@@ -1,7 +1,8 @@
 """What plain PyTorch holds in a training step, found by running and reversing the user's own graph on fake tensors.
 
-Autograd itself says there what it saves, so no list of that is kept here. The peak of a model over time is a line in
-the number of its steps, which two short graphs give.
+Autograd itself says there what it saves, so no list of that is kept here. Of a folded graph (``capture.folded``) the
+runs that are written down are run: what the first one behind a mark leaves behind, in the forward as in the backward,
+each of those that are missing leaves behind, too.
 
 Private torch API, tried on 2.11 and 2.13: ``FakeTensorMode`` (no memory).
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,17 +25,21 @@ from reroll.backends.construct.replan import fit
 from reroll.backends.inductor.workspaces import workspace_of
 from reroll.backends.tiers.available import total_bytes
 from reroll.backends.tiers.device import home_of
-from reroll.capture.folded import unfolded
+from reroll.capture.folded import SIDE, is_row, row_of_run, run_ended, skipped_runs
 from reroll.errors import warn
 from reroll.graph.fakes import apart_from_dynamo, fake_of
 from reroll.graph.nested import tensors_of
 from reroll.graph.private import Watching, storage_id
+from reroll.planning.options import Options, PartOfPlain
+from reroll.recurrence import Recurrence
 from reroll.words.units import nbytes_text
 
 _MATTERS = 1 << 20  # bytes: of plans that hold less nothing is said, and nothing is run
 _PART = 64  # of a device's memory: of plans that hold less only ``explain`` says it, as it takes time to find out
 _MORE = 1.02  # times plain PyTorch's
 _NODES = 2_000  # of a graph that is run as it is
+_NODES_FOR_A_BUDGET = 20_000
+_SOON = 6  # runs, behind which a block that is still held counts for each missing run
 _UNSEEN = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")  # fake ones do not say what they keep
 
 
@@ -45,6 +51,16 @@ class _Event(NamedTuple):
     summed: bool = False
 
 
+@dataclass(slots=True)
+class _Missing:
+    """``runs`` that are missing, and the run behind them: the numbers of the events at which its forward and its
+    backward began and ended."""
+
+    runs: int
+    forward: list[int]
+    backward: list[int] = field(default_factory=list)
+
+
 class _Ledger(Watching):
     """Notes each block of memory that is made while it is entered, and when that is freed; not that of ``inputs``."""
 
@@ -53,6 +69,7 @@ class _Ledger(Watching):
         self.inputs = set(map(storage_id, inputs))
         self.alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self.events: list[_Event] = []
+        self.missing: list[_Missing] = []
         self.blocks = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -83,18 +100,67 @@ class _Ledger(Watching):
         """The number of a tensor's memory; 0 for that of an input."""
         return self.alive.get(storage_id(tensor), (0,))[0]
 
+    def _times(self) -> dict[int, int]:
+        """How often blocks count that missing runs have made, too, where those hold them for longer than a few runs."""
+        made = {event.block: (at, event.summed) for at, event in enumerate(self.events) if event.nbytes > 0}
+        freed = {event.block: at for at, event in enumerate(self.events) if event.nbytes < 0}
+        found = dict[int, int]()
+        for each in self.missing:
+            for run, sums in ((each.forward, True), (each.backward, False)):  # a gradient is added up in one block
+                begin, end = (run[0], run[-1]) if run else (0, 0)
+                inside = (block for block, (at, summed) in made.items() if begin <= at < end and (sums or not summed))
+                soon = end + _SOON * (end - begin)
+                left = (block for block in inside if freed.get(block, soon + 1) > soon)
+                found |= dict.fromkeys(left, each.runs + 1)
+        return found
+
     def peak(self, left_out: set[int]) -> int:
-        """The most bytes that were held, without some blocks.
+        """The most bytes that were held, without some blocks, and with those of missing runs.
 
         A sum of two gradients counts once what it was made of is freed: autograd adds to one of them in place, but not
         while somebody watches.
         """
-        held = peak = 0
+        held, peak, times = 0, 0, self._times()
         for event, later in zip(self.events, (*self.events[1:], _Event(0, 0)), strict=True):
-            held += 0 if event.block in left_out else event.nbytes
+            held += 0 if event.block in left_out else event.nbytes * times.get(event.block, 1)
             if not (event.summed and later.nbytes < 0):
                 peak = max(peak, held)
         return peak
+
+
+class _Runs(fx.Interpreter):
+    """Runs a graph, of which runs may be missing: a value of such a one is that of the run before these."""
+
+    def __init__(self, module: fx.GraphModule, ledger: _Ledger) -> None:
+        super().__init__(module)
+        self.ledger, self.mark = ledger, 0
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """A call; where runs are missing, and where the one behind them ends, that is noted, in both directions."""
+        ledger = self.ledger
+        if target is row_of_run:
+            return args[0]
+        if target is skipped_runs:
+            ledger.missing.append(_Missing(args[0], [len(ledger.events)]))
+            self.mark = args[1]
+            self._when_reversed([node for node in self.env if _is_read_behind(node, self.mark)])
+        elif target is run_ended:
+            ledger.missing[-1].forward.append(len(ledger.events))
+            self._when_reversed([node for node in self.env if node.meta.get(SIDE) == (self.mark, True)])
+        else:
+            return super().call_function(target, args, kwargs)
+        return None
+
+    def _when_reversed(self, nodes: Sequence[fx.Node]) -> None:
+        """Note when the backward has come to these values."""
+        ledger, missing = self.ledger, self.ledger.missing[-1]
+        for value in (each for node in nodes for each in tensors_of(self.env[node]) if each.requires_grad):
+            value.register_hook(lambda _: missing.backward.append(len(ledger.events)))
+
+
+def _is_read_behind(node: fx.Node, mark: int) -> bool:
+    """Whether a value of the last runs before a mark is read behind it."""
+    return node.meta.get(SIDE) == (mark, False) and any(user.meta.get(SIDE) == (mark, True) for user in node.users)
 
 
 class PlainPeak:
@@ -104,10 +170,10 @@ class PlainPeak:
         self._module = module
         self._found: int | None = None
 
-    def __call__(self) -> int | None:
-        """The bytes, where they are known."""
+    def __call__(self, nodes: int = _NODES) -> int | None:
+        """The bytes, where they are known; not of a graph of more than so many ``nodes``, which takes seconds."""
         if self._module is not None:
-            self._found = plain_peak(unfolded(self._module))
+            self._found = plain_peak(self._module, nodes)
             self.forget()
         return self._found
 
@@ -116,11 +182,11 @@ class PlainPeak:
         self._module = None
 
 
-def plain_peak(module: fx.GraphModule) -> int | None:
+def plain_peak(module: fx.GraphModule, most: int = _NODES) -> int | None:
     """The local peak of a training step of a graph as it is, in bytes, as ``reroll.measure`` gives it. None where
-    nothing needs a gradient, or it does not run on fake tensors."""
+    nothing needs a gradient, it does not run on fake tensors, or it has more than so many nodes."""
     nodes = module.graph.find_nodes(op="placeholder")
-    if len(module.graph.nodes) > _NODES:
+    if sum(not is_row(node) for node in module.graph.nodes) > most:
         return None
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with suppress(Exception), apart_from_dynamo(mode), mode, torch.enable_grad():  # torch raises what it likes
@@ -131,7 +197,7 @@ def plain_peak(module: fx.GraphModule) -> int | None:
 def _watched(module: fx.GraphModule, operands: Sequence[Any]) -> int | None:
     inputs = [each for each in operands if isinstance(each, Tensor)]
     with _Ledger(inputs) as ledger:
-        found = fx.Interpreter(module).run(*operands)
+        found = _Runs(module, ledger).run(*operands)
         wanted = [each for each in tensors_of(found) if each.requires_grad]
         del found
         if not wanted:
@@ -143,6 +209,24 @@ def _watched(module: fx.GraphModule, operands: Sequence[Any]) -> int | None:
 
 def _gradients(inputs: Sequence[Tensor]) -> Iterator[Tensor]:
     yield from (each.grad for each in inputs if each.is_leaf and each.grad is not None)
+
+
+def with_part_of_plain(options: Options, plain: PlainPeak, recurrences: Sequence[Recurrence]) -> Options:
+    """The options with a budget that is a fraction as one of what plain PyTorch holds; as they are without gradients.
+
+    Where that is not known it is a fraction of what keeping everything would hold, and a RerollWarning says so."""
+    part = options.memory_budget
+    trained = torch.is_grad_enabled() and any(x.requires_grad for each in recurrences for x in each.examples)
+    if not isinstance(part, float) or not trained:
+        return options
+    whole = plain(_NODES_FOR_A_BUDGET)
+    if whole is None:
+        warn(
+            f"memory_budget={part!r} is a fraction of what reroll would hold without a budget, as what plain PyTorch "
+            "holds is not known for this graph. Give bytes to have so much and no more."
+        )
+        return options
+    return replace(options, memory_budget=PartOfPlain(part, whole))
 
 
 def more_than_plain(placed: Sequence[Built], plain: Callable[[], int | None], *, unasked: bool) -> str:

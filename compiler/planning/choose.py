@@ -167,7 +167,7 @@ def way_out(options: Options, problem: Problem, waiting: int, times: float | Non
 def _enough(options: Options, times: float | None) -> str:
     """Which part of plain's memory would do, where the budget is a part: what does not grow with the number of steps is
     a greater part of few."""
-    part = parse_budget(options.memory_budget)
+    part = options.memory_budget
     if times is None or not isinstance(part, float):
         return ""
     enough = math.ceil(100 * part * times) / 100

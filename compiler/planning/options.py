@@ -59,7 +59,8 @@ class Options:
         ``memory_budget``; without one ``store_all`` where ``replay`` makes tapes small, else what needs the least
         memory of all that runs at most 5 % longer than ``store_all``; with a ``chunk`` ``standard``.
     memory_budget: local bytes of a training step of the compiled graph: an int, a text like ``"512MiB"``, or a float in
-        (0, 1], the fraction of what ``store_all`` would hold. ``auto``: most of what the device has free at each call.
+        (0, 1], the fraction of what plain PyTorch holds at its peak. ``auto``: most of what the device has free at each
+        call.
     remote: where remote carries go: ``disk``, ``host`` or ``local``.
     segment: steps compiled together. chunk: steps between remote (or standard) checkpoints. slots: local checkpoints
         per chunk, the chunk's own start included; for ``revolve`` in all.
@@ -214,11 +215,25 @@ def _likely(name: str, names: Sequence[str]) -> str:
     return f"{question}{_OF_THE_DOOR}" if question else nearest(name, names)
 
 
+class PartOfPlain(float):
+    """A fraction of what plain PyTorch holds at its peak, ``nbytes``."""
+
+    nbytes: int
+
+    def __new__(cls, part: float, whole: int) -> PartOfPlain:
+        """``whole``: the bytes of plain PyTorch."""
+        made = super().__new__(cls, part)
+        made.nbytes = int(part * whole)
+        return made
+
+
 def parse_budget(budget: int | float | str | None) -> int | float | None:
-    """Bytes as an int, or the fraction of ``store_all``'s memory as a float in (0, 1]. None: none is given, or it is
-    what the device has free ("auto")."""
+    """Bytes as an int; a float in (0, 1] is a fraction of ``store_all``'s memory, where plain PyTorch's is not known.
+    None: none is given, or it is what the device has free ("auto")."""
     if budget == "auto":
         return None
+    if isinstance(budget, PartOfPlain):
+        return budget.nbytes
     if hasattr(budget, "__index__") and not isinstance(budget, bool):  # numpy's, too
         budget = operator.index(cast("SupportsIndex", budget))
     if isinstance(budget, str):

@@ -85,7 +85,8 @@ def test_the_least_that_is_named_works_and_one_byte_less_is_refused() -> None:
     assert found.value.nbytes == least
 
 
-def test_a_share_of_plain_memory(plain: int) -> None:
+def test_a_share_of_plain_memory(plain: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reroll.backends.dynamo.plain.plain_peak", lambda *_: plain)
     assert report(memory_budget=0.4).predicted_peak <= 0.4 * plain
     assert report(memory_budget=1.0).predicted_peak == plain
 

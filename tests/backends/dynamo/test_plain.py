@@ -13,6 +13,10 @@ from torch import Tensor, nn
 import reroll
 from networks import Spike
 from reroll.backends.dynamo import entry, plain
+from reroll.backends.front.calls.arguments import Call
+from reroll.backends.front.held.reach import Reach
+from reroll.backends.front.recorded import Recorded
+from reroll.capture.folded import UNFOLD, unfolded
 from reroll.errors import RerollWarning
 
 MORE = "More memory than plain PyTorch"
@@ -127,6 +131,57 @@ def test_plain_is_predicted_as_measured(name: str, door: str, found: list[int | 
     assert found[0] == pytest.approx(held(model, x), rel=0.03)
 
 
+class Behind(nn.Module):
+    """A loop that reads another one's rows, and the last rows of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.first, self.second = nn.Linear(8, 16), nn.RNNCell(16, 16), nn.GRUCell(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        read, h, g, rows, out = self.read(x), x.new_zeros(x.shape[1], 16), x.new_zeros(x.shape[1], 8), [], []
+        for t in range(x.shape[0]):
+            h = self.first(read[t], h)
+            rows.append(h)
+        for row in rows:
+            g = self.second(row * 2, g)
+            out.append(torch.tanh(g))
+        return torch.stack(out) + h.sum()
+
+
+@pytest.mark.parametrize("steps", [60, 97])
+@pytest.mark.parametrize("name", [*NETWORKS, "behind"])
+def test_a_folded_graph_holds_what_the_whole_one_does(name: str, steps: int) -> None:
+    make, shape = {**NETWORKS, "behind": (Behind, (24, 4, 8))}[name]
+    gm, *_ = Recorded(make(), folds=True).record(Call((torch.randn(steps, *shape[1:]),), {}), Reach().ran)
+    assert UNFOLD in gm.meta
+    folded = plain.plain_peak(gm)
+    whole = plain.plain_peak(unfolded(gm))
+    assert folded == pytest.approx(whole, rel=5e-3)
+
+
+@pytest.mark.parametrize("door", WAYS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_fraction_is_one_of_what_plain_pytorch_holds(name: str, door: str) -> None:
+    """It was one of what reroll holds without a budget, which is less: 0.62 of that of gates."""
+    make, shape = NETWORKS[name]
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(shape)
+    whole = held(model, x)
+    report = reroll.explain(WAYS[door](model, memory_budget=0.6), x)
+    assert 0.6 * 0.75 * whole < report.predicted_peak <= 0.61 * whole
+    assert all(loop.budget and loop.budget <= 0.61 * whole for loop in report.loops)
+
+
+def test_where_plain_is_not_known_a_fraction_says_of_what_it_is() -> None:
+    x = torch.randn(24, 4, 8)
+    store_all = reroll.explain(WAYS["reroll.compile"](nn.LSTM(8, 8)), x).predicted_peak
+    run = WAYS["reroll.compile"](nn.LSTM(8, 8), memory_budget=0.7)
+    with pytest.warns(RerollWarning, match="memory_budget=0.7 is a fraction of what reroll would hold without"):
+        run(x)
+    assert reroll.explain(run, x).predicted_peak <= 0.7 * store_all
+
+
 @pytest.mark.parametrize("door", WAYS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_what_is_held_at_most_is_known_without_a_run(name: str, door: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +230,7 @@ def test_what_keeps_little_is_not_compared(matters: int, grads: bool, monkeypatc
     asked = list[object]()
     monkeypatch.setattr(plain, "_MATTERS", matters)
     monkeypatch.setattr(plain, "_PART", 1 << 60)
-    monkeypatch.setattr(plain, "plain_peak", asked.append)
+    monkeypatch.setattr(plain, "plain_peak", lambda gm, _: asked.append(gm))
     with torch.set_grad_enabled(grads):
         WAYS["reroll.compile"](Gates())(torch.randn(24, 4, 8))
     assert not asked
@@ -184,7 +239,7 @@ def test_what_keeps_little_is_not_compared(matters: int, grads: bool, monkeypatc
 def test_what_is_small_beside_the_memory_of_a_machine_is_only_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[object]()
     monkeypatch.setattr(plain, "_MATTERS", 0)
-    monkeypatch.setattr(plain, "plain_peak", asked.append)
+    monkeypatch.setattr(plain, "plain_peak", lambda gm, _: asked.append(gm))
     run, x = WAYS["reroll.compile"](Gates()), torch.randn(24, 4, 8)
     run(x)
     assert not asked
@@ -195,7 +250,7 @@ def test_what_is_small_beside_the_memory_of_a_machine_is_only_explained(monkeypa
 def test_where_nothing_holds_as_little_no_budget_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "_MATTERS", 0)
     monkeypatch.setattr(plain, "_PART", 1 << 60)
-    monkeypatch.setattr(plain, "plain_peak", lambda _: 100)
+    monkeypatch.setattr(plain, "plain_peak", lambda *_: 100)
     with pytest.warns(RerollWarning, match="and 100 B in plain PyTorch. No plan of these segments holds as little"):
         WAYS["reroll.compile"](Gates())(torch.randn(24, 4, 8))
 

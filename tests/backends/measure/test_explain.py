@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -184,9 +185,13 @@ def test_a_budget_is_shared_by_the_recurrences_of_a_graph(budget: int) -> None:
     assert report.predicted_peak <= budget
 
 
-def test_a_budget_that_is_a_part_of_plains_counts_what_is_around() -> None:
-    (loop,) = reroll.explain(compiled(RecurrentLIF(6, 7, 2), memory_budget=0.75), spikes(20, 3, 6)).loops
+@pytest.mark.parametrize("known", [True, False])
+def test_a_budget_that_is_a_part_of_plains_counts_what_is_around(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    (loop,) = reroll.explain(compiled(RecurrentLIF(6, 7, 2)), spikes(20, 3, 6)).loops
     whole = loop.held_around + loop.plain().peak("local")
+    monkeypatch.setattr("reroll.backends.dynamo.plain.plain_peak", lambda *_: whole if known else None)
+    with nullcontext() if known else pytest.warns(reroll.RerollWarning, match="is a fraction of what reroll would"):
+        (loop,) = reroll.explain(compiled(RecurrentLIF(6, 7, 2), memory_budget=0.75), spikes(20, 3, 6)).loops
     assert loop.budget == int(0.75 * whole) - loop.held_around >= loop.prediction.peak
 
 
