@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import operator
 import os
 import re
 from collections import defaultdict
@@ -57,7 +58,8 @@ from reroll.capture.capture import capture
 from reroll.capture.given.regions import without_regions
 from reroll.capture.recorder.identity import Same
 from reroll.errors import BudgetError, OptionError, RerollError, UnsupportedError, warn
-from reroll.graph.inplace import extent, overlapping
+from reroll.graph.effects import example
+from reroll.graph.inplace import extent, operand, overlapping, storage_of, updated_places
 from reroll.graph.layouts import laid_in
 from reroll.graph.nested import leaves_of, tensors_of, with_leaves
 from reroll.graph.private import hooks_of_all_modules, without_hooks_of_all_modules
@@ -298,7 +300,7 @@ def rolled(
         plans, module = placed(way)
         by_inductor = way.lowering == "inductor"
         surrounded = by_inductor and way.start == "compiled" and first  # else a call would wait for it
-        run = compile_surroundings(module, found.recurrences) if surrounded else module
+        run = needing_as(gm.graph, compile_surroundings(module, found.recurrences) if surrounded else module)
         apart = functools.cache(partial(placed, eager(way), told=False)) if by_inductor else (lambda: (plans, run))
         proof = Proof.of(plans.built, way, apart, speaks=speaking)
         return Graph(run, module, plans, "", ended, found.notes, plain=plain, proof=proof, stages=stages)
@@ -482,6 +484,59 @@ def keep_apart(outer: fx.Graph, plain: fx.Graph) -> None:
             moved[at].meta = dict(given[at].meta)
     numbers = iter(range(len(given)))
     output.args = with_leaves(lambda leaf: moved.get(next(numbers), leaf), output.args)
+
+
+class _Needing(torch.autograd.Function):
+    """A value that needs a gradient, of which zeros reach some others."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, *reached: Tensor) -> Tensor:
+        ctx.save_for_backward(*reached)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, *map(torch.zeros_like, ctx.saved_tensors)
+
+
+def needing_as(plain: fx.Graph, run: Compiled) -> Compiled:
+    """``run``, whose results need a gradient where those of the plain graph do: of what is written over, torch follows
+    the gradient of a whole tensor, though none of it reaches anything."""
+    inputs, needing = _sources(plain)
+
+    def ran(*args: Any) -> Any:
+        made = run(*args)
+        bare = [at for at in needing if not made[at].requires_grad] if torch.is_grad_enabled() else ()
+        if not bare:
+            return made
+        found = [*made]
+        for at in bare:
+            trained = [args[number] for number in range(inputs) if needing[at] >> number & 1]
+            found[at] = _Needing.apply(found[at], *(each for each in trained if each.requires_grad))  # type: ignore[no-untyped-call]
+        return tuple(found)
+
+    return ran
+
+
+def _sources(plain: fx.Graph) -> tuple[int, dict[int, int]]:
+    """How many inputs a graph has, and for each result that needs a gradient those from whose memory it was made, as a
+    number with a bit for each."""
+    memory, inputs = defaultdict[Any, int](int), plain.find_nodes(op="placeholder")
+
+    def place(node: fx.Node) -> Any:
+        return storage_of(node) or node
+
+    for number, node in enumerate(inputs):
+        memory[place(node)] |= 1 << number
+    for node in plain.nodes:
+        read = [memory[place(each)] for each in node.all_input_nodes]
+        reached = functools.reduce(operator.or_, read, 0)
+        memory[place(node)] |= reached
+        for updated in updated_places(node):
+            memory[place(operand(node, updated))] |= reached
+    results = enumerate(leaves_of(plain.output_node().args))
+    needing = [(at, each) for at, each in results if (value := example(each)) is not None and value.requires_grad]
+    return len(inputs), {at: memory[place(each)] for at, each in needing}
 
 
 def _as_many(results: Sequence[Any], count: int, several: Sequence[int]) -> list[Any]:

@@ -169,17 +169,16 @@ def run_on_loops(passes: Sequence[str] | str, found: Capture, module: nn.Module)
     Raises PassError, also where a pass of the user's changed what the graph is given or gives.
     """
     *_, last = loops_by_pass(passes, found, module).values()
-    return replace(last, captured=found) if last is not found else found
+    return replace(last, captured=found) if found.recurrences else found
 
 
 def loops_by_pass(passes: Sequence[str] | str, found: Capture, module: nn.Module) -> dict[str, Capture]:
     """The loops as they were ``captured``, and behind each pass that changed them, by its name. Raises PassError."""
+    if found.recurrences:
+        found = replace(found, outer=copy_with_examples(found.outer))
     made = {"captured": found}
-    if not found.recurrences:
-        return made
-    found = replace(found, outer=copy_with_examples(found.outer))
     for entry in [find(name) for name in pass_names(passes)]:
-        if entry.on == "loops":
+        if entry.on == "loops" and found.recurrences:
             before, found = found, _apply(entry, Capture, found)
             if entry.is_users:
                 try_loops(before, found, module, entry.name)

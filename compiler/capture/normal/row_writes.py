@@ -11,7 +11,7 @@ from torch import fx
 
 from reroll.capture.normal.modes import cut, is_cut
 from reroll.capture.normal.selects import as_tuple, replace
-from reroll.graph.effects import example, spelled
+from reroll.graph.effects import example
 from reroll.graph.inplace import out_of_place
 
 _SETITEM = "function:operator:setitem"
@@ -150,35 +150,12 @@ def forward_read(graph: fx.Graph, node: fx.Node) -> None:
     while (write := _row_write(base)) is not None and write[1] == dim and write[2] != at:
         base = write[0]
     read = example(node)
-    if _stays_a_row(graph, node, base if write is None else write[3]):
-        return
     if write is not None and write[1] == dim and read is not None:
         assert isinstance(base, fx.Node)
         row = _shaped(graph, write[3], read, base)
         node.replace_all_uses_with(cut(graph, row, node) if is_cut(given) else row)
     elif not is_cut(given):
         node.args = (base, dim, at)
-
-
-def _stays_a_row(graph: fx.Graph, node: fx.Node, value: Any) -> bool:
-    """Whether a row is a result that needs a gradient, as other rows of its tensor do, and its ``value`` does not."""
-    read = example(node)
-    return read is not None and read.requires_grad and graph.output_node() in node.users and not _needs_grad(value)
-
-
-def _needs_grad(value: Any) -> bool:
-    """Whether a gradient goes on from a value to what its graph is given."""
-    todo, seen = [value], set[fx.Node]()
-    while todo:
-        node = todo.pop()
-        if not isinstance(node, fx.Node) or node in seen or spelled(node) == "detach":
-            continue
-        seen.add(node)
-        given = example(node) if node.op in ("placeholder", "get_attr") else None
-        if given is not None and given.requires_grad:
-            return True
-        todo += node.all_input_nodes
-    return False
 
 
 def put_rows(base: torch.Tensor, dim: int, indices: tuple[int, ...], rows: torch.Tensor) -> torch.Tensor:

@@ -130,8 +130,22 @@ def written_in_steps(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     return h, *rows
 
 
+def written_in_stacked_steps(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    h, *rows = written_in_steps(x, w)
+    return h, torch.stack(rows)
+
+
+def written_as_a_whole(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    h, _ = written_in_stacked_steps(x, w)
+    made = h * 2
+    made.fill_(0.5)
+    return h, made, made[0]
+
+
 @pytest.mark.parametrize("door", ["reroll", "backend"])
-@pytest.mark.parametrize("model", [never_written, written_once, written_in_steps])
+@pytest.mark.parametrize(
+    "model", [never_written, written_once, written_in_steps, written_in_stacked_steps, written_as_a_whole]
+)
 def test_a_constant_row_that_is_a_result_needs_the_gradient_of_its_tensor(model: Callable[..., Any], door: str) -> None:
     options: Any = {"lowering": "eager", "proof": "never"}
     run = (
