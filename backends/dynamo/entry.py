@@ -18,7 +18,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import operator
 import os
 import re
 from collections import defaultdict
@@ -44,7 +43,7 @@ from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
 from reroll.backends.dynamo.drawn import as_handed_over
 from reroll.backends.dynamo.garbage import SELDOM_FULL
 from reroll.backends.dynamo.pieces import UNRECORDED, broken, pieces
-from reroll.backends.dynamo.plain import PlainPeak, matters, more_than_plain, say_more, with_part_of_plain
+from reroll.backends.dynamo.plain import PlainPeak, matters, more_than_plain, needing_as, say_more, with_part_of_plain
 from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
 from reroll.backends.dynamo.unguarded import Read, refuse_unguarded
 from reroll.backends.inductor.sizes.family import sampling
@@ -58,8 +57,7 @@ from reroll.capture.capture import capture
 from reroll.capture.given.regions import without_regions
 from reroll.capture.recorder.identity import Same
 from reroll.errors import BudgetError, OptionError, RerollError, UnsupportedError, warn
-from reroll.graph.effects import example
-from reroll.graph.inplace import extent, operand, overlapping, storage_of, updated_places
+from reroll.graph.inplace import extent, overlapping
 from reroll.graph.layouts import laid_in
 from reroll.graph.nested import leaves_of, tensors_of, with_leaves
 from reroll.graph.private import hooks_of_all_modules, without_hooks_of_all_modules
@@ -300,7 +298,7 @@ def rolled(
         plans, module = placed(way)
         by_inductor = way.lowering == "inductor"
         surrounded = by_inductor and way.start == "compiled" and first  # else a call would wait for it
-        run = needing_as(gm.graph, compile_surroundings(module, found.recurrences) if surrounded else module)
+        run = needing_as(gm, compile_surroundings(module, found.recurrences) if surrounded else module)
         apart = functools.cache(partial(placed, eager(way), told=False)) if by_inductor else (lambda: (plans, run))
         proof = Proof.of(plans.built, way, apart, speaks=speaking)
         return Graph(run, module, plans, "", ended, found.notes, plain=plain, proof=proof, stages=stages)
@@ -464,12 +462,13 @@ def refuse_shared(args: Sequence[Any], written: frozenset[int]) -> None:
 
 def keep_apart(outer: fx.Graph, plain: fx.Graph) -> None:
     """Give results memory of their own where they have that in the plain graph: rows of a loop lie in their stack, and
-    who changes one of them in place would change the other. Those of the plain graph may be of fewer steps."""
+    who changes one of them in place would change the other."""
     output = outer.output_node()
     given = list(leaves_of(output.args))
     laid = {at: laid_in(each) for at, each in enumerate(given) if isinstance(each, fx.Node)}
-    several = [at for at, each in laid.items() if isinstance(each.number, slice)]
-    before = _as_many(list(leaves_of(plain.output_node().args)), len(given), several)
+    before = [
+        laid_in(each).memory if isinstance(each, fx.Node) else None for each in leaves_of(plain.output_node().args)
+    ]
     kept, moved = defaultdict[Any, _ByRows](lambda: defaultdict(set)), dict[int, fx.Node]()
     for at in sorted(laid, key=lambda at: laid[at].rows is not None):
         here = laid[at]
@@ -484,70 +483,6 @@ def keep_apart(outer: fx.Graph, plain: fx.Graph) -> None:
             moved[at].meta = dict(given[at].meta)
     numbers = iter(range(len(given)))
     output.args = with_leaves(lambda leaf: moved.get(next(numbers), leaf), output.args)
-
-
-class _Needing(torch.autograd.Function):
-    """A value that needs a gradient, of which zeros reach some others."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, *reached: Tensor) -> Tensor:
-        ctx.save_for_backward(*reached)
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-        return None, *map(torch.zeros_like, ctx.saved_tensors)
-
-
-def needing_as(plain: fx.Graph, run: Compiled) -> Compiled:
-    """``run``, whose results need a gradient where those of the plain graph do: of what is written over, torch follows
-    the gradient of a whole tensor, though none of it reaches anything."""
-    inputs, needing = _sources(plain)
-
-    def ran(*args: Any) -> Any:
-        made = run(*args)
-        bare = [at for at in needing if not made[at].requires_grad] if torch.is_grad_enabled() else ()
-        if not bare:
-            return made
-        found = [*made]
-        for at in bare:
-            trained = [args[number] for number in range(inputs) if needing[at] >> number & 1]
-            found[at] = _Needing.apply(found[at], *(each for each in trained if each.requires_grad))  # type: ignore[no-untyped-call]
-        return tuple(found)
-
-    return ran
-
-
-def _sources(plain: fx.Graph) -> tuple[int, dict[int, int]]:
-    """How many inputs a graph has, and for each result that needs a gradient those from whose memory it was made, as a
-    number with a bit for each."""
-    memory, inputs = defaultdict[Any, int](int), plain.find_nodes(op="placeholder")
-
-    def place(node: fx.Node) -> Any:
-        return storage_of(node) or node
-
-    for number, node in enumerate(inputs):
-        memory[place(node)] |= 1 << number
-    for node in plain.nodes:
-        read = [memory[place(each)] for each in node.all_input_nodes]
-        reached = functools.reduce(operator.or_, read, 0)
-        memory[place(node)] |= reached
-        for updated in updated_places(node):
-            memory[place(operand(node, updated))] |= reached
-    results = enumerate(leaves_of(plain.output_node().args))
-    needing = [(at, each) for at, each in results if (value := example(each)) is not None and value.requires_grad]
-    return len(inputs), {at: memory[place(each)] for at, each in needing}
-
-
-def _as_many(results: Sequence[Any], count: int, several: Sequence[int]) -> list[Any]:
-    """Whose memory each result is, for as many as ``count``, of which some stand for ``several`` each: the first one of
-    these. Nothing but itself where nobody can tell which they are."""
-    if len(results) != count and len(several) == 1:
-        behind = count - several[0] - 1
-        results = [*results[: several[0] + 1], *results[len(results) - behind :]]
-    if len(results) != count:
-        return [None] * count
-    return [laid_in(each).memory if isinstance(each, fx.Node) else None for each in results]
 
 
 def _without_graph(gm: fx.GraphModule) -> nn.Module:

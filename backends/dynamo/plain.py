@@ -27,8 +27,9 @@ from reroll.backends.tiers.available import total_bytes
 from reroll.backends.tiers.device import home_of
 from reroll.capture.folded import SIDE, is_row, row_of_run, run_ended, skipped_runs
 from reroll.errors import warn
+from reroll.graph.effects import example
 from reroll.graph.fakes import apart_from_dynamo, fake_of
-from reroll.graph.nested import tensors_of
+from reroll.graph.nested import leaves_of, tensors_of
 from reroll.graph.private import Watching, storage_id
 from reroll.planning.options import Options, PartOfPlain
 from reroll.recurrence import Recurrence
@@ -209,6 +210,63 @@ def _watched(module: fx.GraphModule, operands: Sequence[Any]) -> int | None:
 
 def _gradients(inputs: Sequence[Tensor]) -> Iterator[Tensor]:
     yield from (each.grad for each in inputs if each.is_leaf and each.grad is not None)
+
+
+class _Needing(torch.autograd.Function):
+    """A value that needs a gradient, of which zeros reach some others."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, *reached: Tensor) -> Tensor:
+        ctx.save_for_backward(*reached)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, *map(torch.zeros_like, ctx.saved_tensors)
+
+
+def needing_as(plain: fx.GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, whose results need a gradient where those of the plain graph do.
+
+    Of what is written over, torch follows the gradient of a whole tensor, though none of it reaches anything. Rewrites
+    leave that out, and what it reaches has zeros here, as in torch.
+    """
+    values = enumerate(map(example, leaves_of(plain.graph.output_node().args)))
+    needing, known = [at for at, value in values if value is not None and value.requires_grad], dict[int, list[int]]()
+    module = weakref.ref(plain)  # a record is forgotten, in the end: the first call is soon
+
+    def ran(*args: Any) -> Any:
+        made = run(*args)
+        bare = [at for at in needing if not made[at].requires_grad] if torch.is_grad_enabled() else ()
+        if not bare:
+            return made
+        known.update(() if known.keys() >= {*bare} else _sources(module(), bare, len(args)))
+        reached = {at: [args[number] for number in known[at]] for at in bare}
+        found = [*made]
+        for at in bare:
+            trained = (each for each in reached[at] if isinstance(each, Tensor) and each.requires_grad)
+            found[at] = _Needing.apply(found[at], *trained)  # type: ignore[no-untyped-call]
+        return tuple(found)
+
+    return ran
+
+
+def _sources(module: fx.GraphModule | None, results: Sequence[int], inputs: int) -> dict[int, list[int]]:
+    """To which inputs of a graph the gradients of some results flow; to all, where that is not known any more."""
+    found = {at: [*range(inputs)] for at in results}
+    if module is None:
+        return found
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with suppress(Exception), apart_from_dynamo(mode), mode, torch.enable_grad():
+        operands = [fake_of(mode, node.meta["example_value"]) for node in module.graph.find_nodes(op="placeholder")]
+        leaves = {at: x for at, x in enumerate(operands) if isinstance(x, Tensor) and x.requires_grad}
+        made = [*leaves_of(_Runs(module, _Ledger(())).run(*operands))]
+        for at in results:
+            grads = torch.autograd.grad(
+                made[at], [*leaves.values()], torch.empty_like(made[at]), retain_graph=True, allow_unused=True
+            )
+            found[at] = [number for number, grad in zip(leaves, grads, strict=True) if grad is not None]
+    return found
 
 
 def with_part_of_plain(options: Options, plain: PlainPeak, recurrences: Sequence[Recurrence]) -> Options:

@@ -162,3 +162,25 @@ def test_a_constant_row_that_is_a_result_needs_the_gradient_of_its_tensor(model:
             grads = [torch.autograd.grad(each.sum(), w, retain_graph=True)[0] for each in (mine, plain)]
             torch.testing.assert_close(*grads)
     assert reroll.explain(run, x, w).loops
+
+
+def test_what_is_written_over_reaches_what_it_does_in_torch() -> None:
+    """With zeros; others have no gradient at all."""
+
+    def model(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h, made = torch.zeros_like(x[0]), []
+        for row in x.detach():
+            h = torch.tanh(row + h @ w)
+            made.append(h * 2)
+            made[-1].fill_(0.5)
+        return torch.stack(made), h * v
+
+    given = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((12, 4, 3), (3, 3), (3,))]
+    run: Any = reroll.compile(model, lowering="eager")
+    for made, plain in zip(run(*given), model(*given), strict=True):
+        found, expected = (
+            torch.autograd.grad(y.sum(), given, retain_graph=True, allow_unused=True) for y in (made, plain)
+        )
+        assert [each is None for each in found] == [each is None for each in expected]
+        torch.testing.assert_close([each for each in found if each is not None], [e for e in expected if e is not None])
+    assert reroll.explain(run, *given).loops
