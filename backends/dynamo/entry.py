@@ -268,14 +268,10 @@ def rolled(
 ) -> Program:
     """The program of a graph, with the recurrences that were found in it. ``ended`` says where and why it ends;
     ``others``: of the same model, at other lengths; ``conditions``: of its kernels."""
-    keep_apart(found.outer, gm.graph)
-    detach_behind(found.outer, found.recurrences, parsed.truncate)
-    check_policy(found.recurrences, parsed)
-    check_together(found.recurrences, parsed)
+    parsed = _settled(found, gm.graph, parsed, plain := PlainPeak(gm))
     every, shared = found.recurrences, Others() if others is None else others
     loose = [replace(each, any_length=not each.blocks) for each in every]
-    plain, bare, speaking, first = PlainPeak(gm), _without_graph(gm), speaks(gm), not shared.count
-    parsed = with_part_of_plain(parsed, plain, found.recurrences)
+    bare, speaking, first = _without_graph(gm), speaks(gm), not shared.count
     shared.count += 1
     stages = partial(loops_by_pass, passes_of(parsed), found.captured or found, bare)
 
@@ -294,18 +290,32 @@ def rolled(
         plans = Plans(build_all(loops(way), way, held, shared.known, conditions), told=told)
         return plans, assemble(bare, found.outer, plans.modules)
 
+    def beside(way: Options) -> tuple[Plans, Compiled]:
+        plans, module = placed(eager(way), told=False)
+        return plans, needing_as(gm, module)
+
     def made(way: Options) -> Graph:
         plans, module = placed(way)
         by_inductor = way.lowering == "inductor"
         surrounded = by_inductor and way.start == "compiled" and first  # else a call would wait for it
         run = needing_as(gm, compile_surroundings(module, found.recurrences) if surrounded else module)
-        apart = functools.cache(partial(placed, eager(way), told=False)) if by_inductor else (lambda: (plans, run))
+        apart = functools.cache(partial(beside, way)) if by_inductor else (lambda: (plans, run))
         proof = Proof.of(plans.built, way, apart, speaks=speaking)
         return Graph(run, module, plans, "", ended, found.notes, plain=plain, proof=proof, stages=stages)
 
     takeover = Takeover.of(parsed, shared.spent)
     takeover.prepare = ahead
     return Program(_goes_on(takeover, made, shared) or staged(takeover, made), takeover, made)
+
+
+def _settled(found: Capture, graph: fx.Graph, options: Options, plain: PlainPeak) -> Options:
+    """The options for some loops, of which the graph around them gives what the plain ``graph`` gives, with gradients
+    cut where that is asked for. Raises for what these options cannot be met with."""
+    keep_apart(found.outer, graph)
+    detach_behind(found.outer, found.recurrences, options.truncate)
+    check_policy(found.recurrences, options)
+    check_together(found.recurrences, options)
+    return with_part_of_plain(options, plain, found.recurrences)
 
 
 def _goes_on(takeover: Takeover, made: Callable[[Options], Graph], others: Others) -> Graph | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, repeat
+from itertools import chain, compress, repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
@@ -248,8 +248,8 @@ class _Watched:
         defaults = [each.__kwdefaults__ for each in self.functions if each.__kwdefaults__]
         containers = [value for value, _ in part.containers]
         self.objects = [value for value, _ in part.objects]
-        self.of_dict = [each for each in self.objects if type(attributes(each)) is dict]
-        self.of_slots = [each for each in self.objects if type(attributes(each)) is not dict]
+        self.of_dict, self.of_slots = _by_kind(self.objects)
+        self.bare_of_dict, self.bare_of_slots = _by_kind(part.bare)  # thousands of functions, looked at in each call
         self.classes = [each for each in code if is_a(each, type)]
         self.classes += (each for each in part.classes if issubclass(each, nn.Module) and not is_users_code(each))
         dicts: list[dict[Any, Any]] = [*defaults, *(each for each in containers if is_a(each, dict))]
@@ -257,7 +257,6 @@ class _Watched:
         self.kinds_of_dicts = [each for each in dicts if type(each) is not dict]
         self.items = [each for each in containers if not is_a(each, dict)]
         self.pointed = [value for value, _ in part.pointed]
-        self.bare = part.bare
         self.arrays = [(value, array_in_words(value)) for value, _ in part.arrays]
         self.before = self.now()
 
@@ -285,8 +284,16 @@ class _Watched:
             read += items_of(each)
         read += map(type, self.objects)
         read += chain.from_iterable(map(pointed_to, self.pointed))
-        read += map(len, map(attributes, self.bare))
+        read += map(len, map(vars, self.bare_of_dict))
+        read += map(len, map(attributes, self.bare_of_slots))
         return read
+
+
+def _by_kind(objects: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Objects whose attributes are all in their dict, and the others."""
+    plain = [type(attributes(each)) is dict for each in objects]
+    others = [each for each, is_plain in zip(objects, plain, strict=True) if not is_plain]
+    return [*compress(objects, plain)], others
 
 
 def _callable_in(noted: Any) -> Any:

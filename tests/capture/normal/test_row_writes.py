@@ -164,7 +164,8 @@ def test_a_constant_row_that_is_a_result_needs_the_gradient_of_its_tensor(model:
     assert reroll.explain(run, x, w).loops
 
 
-def test_what_is_written_over_reaches_what_it_does_in_torch() -> None:
+@pytest.mark.parametrize("lowering", ["eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+def test_what_is_written_over_reaches_what_it_does_in_torch(lowering: Any) -> None:
     """With zeros; others have no gradient at all."""
 
     def model(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,7 +177,7 @@ def test_what_is_written_over_reaches_what_it_does_in_torch() -> None:
         return torch.stack(made), h * v
 
     given = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((12, 4, 3), (3, 3), (3,))]
-    run: Any = reroll.compile(model, lowering="eager")
+    run: Any = reroll.compile(model, lowering=lowering)
     for made, plain in zip(run(*given), model(*given), strict=True):
         found, expected = (
             torch.autograd.grad(y.sum(), given, retain_graph=True, allow_unused=True) for y in (made, plain)
