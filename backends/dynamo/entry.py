@@ -45,7 +45,7 @@ from reroll.backends.dynamo.garbage import SELDOM_FULL
 from reroll.backends.dynamo.pieces import UNRECORDED, broken, pieces
 from reroll.backends.dynamo.plain import PlainPeak, matters, more_than_plain, needing_as, say_more, with_part_of_plain
 from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
-from reroll.backends.dynamo.unguarded import Read, refuse_unguarded
+from reroll.backends.dynamo.unguarded import Read, refuse_unguarded, unseen_hooks
 from reroll.backends.inductor.sizes.family import sampling
 from reroll.backends.inductor.whole import compile_whole, refused_by_inductor
 from reroll.backends.processes.apart import in_silence, refuse_pieces
@@ -55,12 +55,11 @@ from reroll.backends.runtime.shown import shown_results, unbound_results
 from reroll.backends.runtime.unused import APART, as_collected, one_by_one
 from reroll.capture.capture import capture
 from reroll.capture.given.regions import without_regions
-from reroll.capture.recorder.identity import Same
 from reroll.errors import BudgetError, OptionError, RerollError, UnsupportedError, warn
 from reroll.graph.inplace import extent, overlapping
 from reroll.graph.layouts import laid_in
 from reroll.graph.nested import leaves_of, tensors_of, with_leaves
-from reroll.graph.private import hooks_of_all_modules, without_hooks_of_all_modules
+from reroll.graph.private import without_hooks_of_all_modules
 from reroll.planning.options import Options
 from reroll.planning.segments import SegmentLengths
 from reroll.planning.truncation import detach_behind
@@ -96,7 +95,7 @@ class _Under(dict[str, Any]):
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
-        self.hooks = tuple(map(Same, hooks_of_all_modules()))
+        self.hooks = unseen_hooks()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Under) and self.hooks == other.hooks and dict.__eq__(self, other)

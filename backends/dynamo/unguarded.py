@@ -34,6 +34,12 @@ from reroll.graph.private import hooks_of_all_modules
 _ENVIRONMENT = frozenset({"environ", "getenv"})
 
 
+def unseen_hooks() -> tuple[Same, ...]:
+    """The hooks of all modules, but for torch's own, which only watch (``FlopCounterMode``)."""
+    hooks = hooks_of_all_modules()
+    return tuple(Same(each) for each in hooks if not str(getattr(each, "__module__", "")).startswith("torch."))
+
+
 def refuse_unguarded() -> None:
     """Raise UnsupportedError for what the graph that Dynamo is compiling would go on with, though it has changed."""
     output = _output()
@@ -73,8 +79,7 @@ class Read:
         named = any(map(_reads_environment, output.tracing_context.traced_code))
         held = [each for each in output.side_effects.keepalive if issubclass(type(each), OrderedDict)]
         orders = tuple((weakref.ref(each), tuple(OrderedDict.__iter__(each))) for each in held)
-        hooks = tuple(map(Same, hooks_of_all_modules()))
-        return cls(dict(os.environ) if named else None, orders, _tuples(output), hooks)
+        return cls(dict(os.environ) if named else None, orders, _tuples(output), unseen_hooks())
 
     @property
     def changed(self) -> str:
@@ -92,7 +97,7 @@ class Read:
                 f"The model reads a tuple with a list in it ({', '.join(names)}), and the list changed since it was "
                 "compiled, which torch.compile does not see. Hold a list in place of the tuple."
             )
-        if self.hooks != tuple(map(Same, hooks_of_all_modules())):
+        if self.hooks != unseen_hooks():
             return (
                 "A hook of all modules (torch.nn.modules.module.register_module_forward_hook and the like) was added "
                 "or taken away since the model was compiled, which torch.compile does not see. Call "

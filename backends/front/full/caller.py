@@ -16,6 +16,7 @@ from torch import nn
 
 from reroll.backends.construct.stages.takeover import is_aside
 from reroll.backends.dynamo.entry import read
+from reroll.backends.dynamo.unguarded import unseen_hooks
 from reroll.backends.front.beside import UnsteadyError
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.calls.plainly import InTurn
@@ -24,7 +25,6 @@ from reroll.backends.front.recorded import AnotherAnswerError
 from reroll.backends.runtime.randomness import random_state, set_random_state
 from reroll.capture.recorder.identity import Same
 from reroll.errors import warn
-from reroll.graph.private import hooks_of_all_modules
 from reroll.planning.options import Options
 
 _OTHERWISE = (
@@ -59,7 +59,7 @@ class Caller(InTurn):
 
     def _read(self) -> Callable[..., Any]:
         """The model as Dynamo reads it: anew for other hooks of all modules, as its guards do not see them."""
-        hooks = tuple(map(Same, hooks_of_all_modules()))
+        hooks = unseen_hooks()
         if hooks not in self.reads:
             run = read(self.model, self.given)
             self.reads[hooks] = run.forward if isinstance(run, nn.Module) else run  # which calls none

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import reroll
 from recorded_networks import agree, read_by_dynamo, twins
@@ -411,6 +412,24 @@ def test_hooks_of_all_modules_may_change_between_calls(prints: bool, halving: Ca
         for each in hooks:
             each.remove()
     assert run.reroll_caller.is_read is prints
+
+
+@pytest.mark.parametrize("door", ["recorded", "read by Dynamo", "backend"])
+def test_what_only_counts_operations_is_in_nobodys_way(door: str) -> None:
+    """It hooks all modules while it counts."""
+    net = Slope(lambda net, x: net.fc(x[0]) * (CONTEXT.get() if door == "read by Dynamo" else 0.5))
+    options: Any = EAGER
+    run = (
+        torch.compile(net.forward, backend="reroll", options=options)
+        if door == "backend"
+        else reroll.compile(net, **options)
+    )
+    x = data()
+    for _ in range(3):
+        torch.testing.assert_close(run(x), net(x))
+        with FlopCounterMode(display=False) as counted:
+            torch.testing.assert_close(run(x), net(x))
+        assert counted.get_total_flops() > 0
 
 
 def test_the_backend_refuses_hooks_of_all_modules_that_it_does_not_see(halving: Callable[[], Any]) -> None:
