@@ -270,9 +270,9 @@ def rolled(
     parsed = _settled(found, gm.graph, parsed, plain := PlainPeak(gm))
     every, shared = found.recurrences, Others() if others is None else others
     loose = [replace(each, any_length=not each.blocks) for each in every]
-    bare, speaking, first = _without_graph(gm), speaks(gm), not shared.count
-    shared.count += 1
+    bare, speaking, first = _without_graph(gm), speaks(gm), shared.begun()
     stages = partial(loops_by_pass, passes_of(parsed), found.captured or found, bare)
+    needing = needing_as(gm, cut=parsed.truncate is not None)
 
     def loops(way: Options) -> Sequence[Recurrence]:
         fixed = partial(shared.lengths.fixed, options=way)
@@ -291,13 +291,13 @@ def rolled(
 
     def beside(way: Options) -> tuple[Plans, Compiled]:
         plans, module = placed(eager(way), told=False)
-        return plans, needing_as(gm, module)
+        return plans, needing(module)
 
     def made(way: Options) -> Graph:
         plans, module = placed(way)
         by_inductor = way.lowering == "inductor"
         surrounded = by_inductor and way.start == "compiled" and first  # else a call would wait for it
-        run = needing_as(gm, compile_surroundings(module, found.recurrences) if surrounded else module)
+        run = needing(compile_surroundings(module, found.recurrences) if surrounded else module)
         apart = functools.cache(partial(beside, way)) if by_inductor else (lambda: (plans, run))
         proof = Proof.of(plans.built, way, apart, speaks=speaking)
         return Graph(run, module, plans, "", ended, found.notes, plain=plain, proof=proof, stages=stages)
@@ -338,6 +338,11 @@ class Others:
     lengths: SegmentLengths = field(default_factory=partial(SegmentLengths, whole=True))
     spent: Spent = field(default_factory=Spent)
     count: int = 0
+
+    def begun(self) -> bool:
+        """Count a program; whether it is the first one."""
+        self.count += 1
+        return self.count == 1
 
 
 def sample(found: Capture, options: Options, others: Others) -> None:

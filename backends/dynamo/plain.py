@@ -225,17 +225,18 @@ class _Needing(torch.autograd.Function):
         return None, *map(torch.zeros_like, ctx.saved_tensors)
 
 
-def needing_as(plain: fx.GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``, whose results need a gradient where those of the plain graph do.
+def needing_as(plain: fx.GraphModule, *, cut: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Lets results of what runs a graph need a gradient where those of the ``plain`` graph do; not where gradients are
+    ``cut``.
 
     Of what is written over, torch follows the gradient of a whole tensor, though none of it reaches anything. Rewrites
     leave that out, and what it reaches has zeros here, as in torch.
     """
-    values = enumerate(map(example, leaves_of(plain.graph.output_node().args)))
+    values = () if cut else enumerate(map(example, leaves_of(plain.graph.output_node().args)))
     needing, known = [at for at, value in values if value is not None and value.requires_grad], dict[int, list[int]]()
     module = weakref.ref(plain)  # a record is forgotten, in the end: the first call is soon
 
-    def ran(*args: Any) -> Any:
+    def ran(run: Callable[..., Any], *args: Any) -> Any:
         made = run(*args)
         bare = [at for at in needing if not made[at].requires_grad] if torch.is_grad_enabled() else ()
         if not bare:
@@ -248,7 +249,7 @@ def needing_as(plain: fx.GraphModule, run: Callable[..., Any]) -> Callable[..., 
             found[at] = _Needing.apply(found[at], *trained)  # type: ignore[no-untyped-call]
         return tuple(found)
 
-    return ran
+    return lambda run: partial(ran, run)
 
 
 def _sources(module: fx.GraphModule | None, results: Sequence[int], inputs: int) -> dict[int, list[int]]:

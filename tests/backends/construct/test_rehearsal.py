@@ -181,7 +181,7 @@ LAYOUTS = {
 def test_made_up_values_lie_as_the_users_do(name: str) -> None:
     """So that a plan that needs times can be made, and they are told."""
     model, x = Beside(LAYOUTS[name]), torch.randn(B, N, dtype=torch.float64)
-    fast = reroll.compile(model, lowering="eager", segment=2, memory_budget=0.7, remote="disk")
+    fast = reroll.compile(model, lowering="eager", segment=2, memory_budget=0.9, remote="disk")
     leaves = [*model.parameters()]
     expected, found = (torch.autograd.grad(run(x).sum(), leaves, allow_unused=True) for run in (model, fast))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -418,7 +418,7 @@ def test_hooks_of_all_modules_may_change_between_calls(prints: bool, halving: Ca
 @pytest.mark.parametrize("door", ["recorded", "read by Dynamo", "backend"])
 def test_torchs_own_hooks_of_all_modules_only_watch(door: str) -> None:
     net = Slope(lambda net, x: net.fc(x[0]) * (CONTEXT.get() if door == "read by Dynamo" else 0.5))
-    backend: Any = torch.compile(net.forward, backend="reroll", options=EAGER)  # type: ignore[arg-type]
+    backend: Any = torch.compile(net.forward, backend="reroll", options=EAGER)
     run, x = backend if door == "backend" else reroll.compile(net, **EAGER), data()
     for _ in range(2):
         torch.testing.assert_close(run(x), net(x))
