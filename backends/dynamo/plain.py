@@ -12,7 +12,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -285,7 +286,9 @@ def with_part_of_plain(options: Options, plain: PlainPeak, recurrences: Sequence
             "holds is not known for this graph. Give bytes to have so much and no more."
         )
         return options
-    return replace(options, memory_budget=PartOfPlain(part, whole))
+    found = copy(options)  # which checks nothing again: a folder that has gone since is the disk's to tell
+    object.__setattr__(found, "memory_budget", PartOfPlain(part, whole))
+    return found
 
 
 def more_than_plain(placed: Sequence[Built], plain: Callable[[], int | None], *, unasked: bool) -> str:
