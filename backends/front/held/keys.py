@@ -82,7 +82,7 @@ class Described:
 
 
 class Hashed:
-    """A large value of which the hash is made once."""
+    """A large value of which the hash is made once. Equal ones hold one value, once they were compared."""
 
     __slots__ = ("_hash", "value")
 
@@ -90,7 +90,15 @@ class Hashed:
         self.value, self._hash = value, hash(value)
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Hashed) and other._hash == self._hash and other.value == self.value)
+        if self is other:
+            return True
+        if not isinstance(other, Hashed) or other._hash != self._hash:
+            return False
+        if other.value is not self.value:
+            if other.value != self.value:
+                return False
+            self.value = other.value
+        return True
 
     def __hash__(self) -> int:
         return self._hash
