@@ -55,6 +55,7 @@ from reroll.backends.runtime.shown import shown_results, unbound_results
 from reroll.backends.runtime.unused import APART, as_collected, one_by_one
 from reroll.capture.capture import capture
 from reroll.capture.given.regions import without_regions
+from reroll.capture.interpreter import LoopInterpreter
 from reroll.errors import BudgetError, OptionError, RerollError, UnsupportedError, warn
 from reroll.graph.inplace import extent, overlapping
 from reroll.graph.layouts import laid_in
@@ -273,6 +274,7 @@ def rolled(
     bare, speaking, first = _without_graph(gm), speaks(gm), shared.begun()
     stages = partial(loops_by_pass, passes_of(parsed), found.captured or found, bare)
     needing = needing_as(gm, cut=parsed.truncate is not None)
+    by_steps = needing(lambda *args: LoopInterpreter(bare, found.captured or found, checkpoints=True).run(*args))
 
     def loops(way: Options) -> Sequence[Recurrence]:
         fixed = partial(shared.lengths.fixed, options=way)
@@ -299,7 +301,7 @@ def rolled(
         surrounded = by_inductor and way.start == "compiled" and first  # else a call would wait for it
         run = needing(compile_surroundings(module, found.recurrences) if surrounded else module)
         apart = functools.cache(partial(beside, way)) if by_inductor else (lambda: (plans, run))
-        proof = Proof.of(plans.built, way, apart, speaks=speaking)
+        proof = Proof.of(plans.built, way, apart, by_steps, speaks=speaking)
         return Graph(run, module, plans, "", ended, found.notes, plain=plain, proof=proof, stages=stages)
 
     takeover = Takeover.of(parsed, shared.spent)

@@ -11,11 +11,13 @@ one (``trial``), as how inductor rounds may decide otherwise over many steps.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,7 +62,9 @@ OTHERWISE = (
 )
 _TRIES = 8
 _NONE_TAKEN = "no gradients are taken"
+_BOTH = "values and gradients"
 _NO_ROOM = "there is no room for what torch saves for them"
+_BY_STEPS = "gradients are compared with those of the loops as captured, run step by step with checkpoints"
 _REMEDY = (
     "Use lowering='eager' for this model until it is mended; proof='never' lets the compiled ones run all the same."
 )
@@ -69,8 +73,7 @@ _REMEDY = (
 @dataclass(frozen=True, slots=True)
 class Proved:
     """What was compared, the largest difference relative to the largest entry of its tensor, and CPU seconds; why
-    gradients were not compared, where it is values alone; ``segments``:
-    what was compared of compiled ones."""
+    gradients were not compared with those of the model, if so; ``segments``: what was compared of compiled ones."""
 
     what: str
     error: float
@@ -86,7 +89,8 @@ class Proof:
     made: gives the program that is proved, once, and the plans of its loops. other: why gradients are not to be plain
     autograd's, if so. cut: whether they are truncated, so that a result may need none. rounding: how far off a value
     may be that loops make. plain: bytes that torch is predicted to hold for one step; spills: whether that is more than
-    there is, so that its tape goes to a disk in ``folder``. compiled: the loops whose segments are, of which the eager
+    there is, so that its tape goes to a disk in ``folder``. by_steps: runs the loops in torch, step by step, for the
+    gradients where a disk has no room either. compiled: the loops whose segments are, of which the eager
     ones are proved, and these are tried beside. missed: why nothing was compared yet. departed: what the model does
     otherwise than when its program was made. noise: draws what is added to leaves in a run of torch's that says how far
     rounding goes.
@@ -101,6 +105,7 @@ class Proof:
     plain: int = 0
     spills: bool = False
     folder: Any = None
+    by_steps: Run | None = None
     compiled: Sequence[Built] = ()
     missed: str = ""
     proved: Proved | None = None
@@ -113,6 +118,7 @@ class Proof:
         built: Sequence[Built],
         options: Options,
         made: Callable[[], tuple[Plans, Run]],
+        by_steps: Run | None = None,
         *,
         speaks: bool | None = None,
     ) -> Proof:
@@ -129,6 +135,7 @@ class Proof:
         free = free_bytes(home_of(built[0].executable.recurrence.examples))
         bounds = [plain if free is None else int(SHARE * free)]
         bounds += [] if budget is None else [budget if isinstance(budget, int) else int(budget * plain)]
+        held = max(2 * _plain_peak(each) // math.isqrt(each.executable.recurrence.steps) for each in built)
         return cls(
             how=options.proof,
             made=made,
@@ -139,6 +146,7 @@ class Proof:
             plain=plain,
             spills=plain > min(bounds),
             folder=options.spill_folder,
+            by_steps=by_steps if held <= min(bounds) else None,
             compiled=() if options.lowering == "eager" else tuple(built),
             missed="no call was made yet",
         )
@@ -157,7 +165,8 @@ class Proof:
         price = f"off by {found.error:.0e} of a largest entry at most, in {found.seconds:.2f} CPU s"
         told = f"{found.what}{whose} are those of torch on the values of a call: {price}"
         without = f"gradients were not compared, as {found.why}" if found.why else ""
-        return "; ".join(filter(None, (told, without, found.segments)))
+        whose = _BY_STEPS if found.why == _NO_ROOM and found.what == _BOTH else without
+        return "; ".join(filter(None, (told, whose, found.segments)))
 
     @property
     def whole(self) -> bool:
@@ -200,6 +209,7 @@ class Proof:
         assert self.made is not None, "nothing is due without a program"
         start = time.process_time()
         plans, run = self.made()
+        reference = partial(self._with_gradients, reference, program)
         expected, trials = reference(), Trials(plans.built, self.compiled)
         try:
             shown = program(run)
@@ -218,12 +228,24 @@ class Proof:
             raise self._error(differences)
         if trials.differs:
             raise ProofError(f"{not_reproduced(trials)} Nothing was changed by this call. {_REMEDY}")
-        what = "values and gradients" if expected.gradients else "values"
-        why = "" if expected.gradients else self._why_values()
+        what, why = _BOTH if expected.gradients else "values", self._why_values()
         self.proved = Proved(what, error, time.process_time() - start, why, trials.told)
         if self.how == "first":
             self.made, self.compiled = None, ()
         LOG.info("proved at %s: %s, off by %.0e at most, in %.2f CPU s", self.where, what, error, self.proved.seconds)
+
+    def _with_gradients(self, reference: Callable[[], Seen], program: Callable[[Run], Seen]) -> Seen:
+        """What torch shows; where what it saves has no room, with the gradients of the loops, run step by step."""
+        seen = reference()
+        if self.by_steps is None or self._why_values() != _NO_ROOM:
+            return seen
+        try:
+            return replace(seen, gradients=program(self.by_steps).gradients)
+        except Exception as error:
+            if not is_shortage(error):
+                raise
+            self.by_steps = None
+            return seen
 
     def _error(self, differences: Sequence[Difference]) -> ProofError:
         """What is said where a program does not give what torch gives."""
@@ -279,7 +301,8 @@ class Proof:
     def seen(self, run: Callable[[], Any], leaves: Mapping[Tensor, str], kept: Collection[Tensor] | None) -> Seen:
         """What a run shows, with the gradients of leaves by name. It is torch's where ``kept`` says which tensors are
         there anyway, so that its tape need not hold them."""
-        seen, wanted = Seen(), not self._why_values()
+        seen, why = Seen(), self._why_values()
+        wanted = not why or (why == _NO_ROOM and kept is None and self.by_steps is not None)
         with self._moving(leaves), saved_as_it_is() if kept is None else self._tape(kept, wanted):
             result = run()
             seen.others[FOLLOWING] = following()

@@ -16,6 +16,7 @@ from reroll.backends.construct.stages import proof as proof_stage
 from reroll.backends.construct.stages.proof import Proof
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.node import Rolled
+from reroll.capture.interpreter import LoopInterpreter
 
 STEPS = 12
 
@@ -411,31 +412,56 @@ def test_a_buffer_that_a_program_leaves_as_it_was_is_found(size: int, monkeypatc
     assert size > 1 or float(model.count) == 0
 
 
-@pytest.fixture
-def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither memory nor a disk has room for what torch saves of a whole call."""
-    stages = "reroll.backends.construct.stages.proof"
-    plain = proof_stage._plain_peak
-    monkeypatch.setattr(f"{stages}.free_disk", lambda _: 0)
-    monkeypatch.setattr(f"{stages}.SHARE", 1)
-    most = list[int]()
+def leave(part: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk has no room for what torch saves of a whole call, and memory for a part of it."""
+    plain, most = proof_stage._plain_peak, list[int]()
 
     def noted(built: Any) -> int:
         most.append(plain(built))
         return most[-1]
 
-    monkeypatch.setattr(f"{stages}._plain_peak", noted)
-    monkeypatch.setattr(f"{stages}.free_bytes", lambda _: max(most) * 3 // 4)
+    monkeypatch.setattr(proof_stage, "free_disk", lambda _: 0)
+    monkeypatch.setattr(proof_stage, "SHARE", 1)
+    monkeypatch.setattr(proof_stage, "_plain_peak", noted)
+    monkeypatch.setattr(proof_stage, "free_bytes", lambda _: int(max(most) * part))
 
 
-@pytest.mark.usefixtures("no_room")
-def test_values_alone_are_proved_where_there_is_no_room_for_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("door", ["compile", "backend"])
+def test_what_a_disk_has_no_room_for_is_proved_step_by_step(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values beside the model, gradients beside the loops with checkpoints, in which random numbers are drawn twice."""
+    random.seed(0)
+    expected = step(door, proof="never")
+    leave(0.75, monkeypatch)
+    random.seed(0)
+    found = proofs(monkeypatch)
+    for before, after in zip(expected, step(door), strict=True):
+        assert torch.equal(before, after)
+    (proof,) = found
+    assert proof.proved is not None
+    assert (proof.proved.what, proof.proved.error < 1e-14, proof.whole) == ("values and gradients", True, False)
+    assert "run step by step" in proof.told
+    lose_a_gradient(monkeypatch)
+    with pytest.raises(reroll.ProofError, match=r"gradient of (cell\.)?\w+: .* off"):
+        step(door)
+
+
+@pytest.mark.parametrize("seen_before", [True, False])
+def test_values_alone_are_proved_where_steps_have_no_room_either(
+    seen_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is seen beforehand, or when memory runs out."""
+
+    def run_out(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
     random.seed(0)
     expected = step("compile", proof="never")
     random.seed(0)
-    made = proofs(monkeypatch)
+    monkeypatch.setattr(LoopInterpreter, "run", run_out)
+    leave(0.5 if seen_before else 0.75, monkeypatch)
+    found = proofs(monkeypatch)
     assert all(torch.equal(a, b) for a, b in zip(step("compile"), expected, strict=True))
-    (found,) = made
-    assert found.proved is not None
-    assert found.proved.what == "values"
-    assert "gradients were not compared, as " in found.told
+    (proof,) = found
+    assert proof.proved is not None
+    assert proof.proved.what == "values"
+    assert "gradients were not compared, as there is no room" in proof.told
