@@ -269,23 +269,19 @@ def rolled(
     """The program of a graph, with the recurrences that were found in it. ``ended`` says where and why it ends;
     ``others``: of the same model, at other lengths; ``conditions``: of its kernels."""
     parsed = _settled(found, gm.graph, parsed, plain := PlainPeak(gm))
-    every, shared = found.recurrences, Others() if others is None else others
-    loose = [replace(each, any_length=not each.blocks) for each in every]
+    every, shared = found.recurrences, others or Others()
     bare, speaking, first = _without_graph(gm), speaks(gm), shared.begun()
     stages = partial(loops_by_pass, passes_of(parsed), found.captured or found, bare)
     needing = needing_as(gm, cut=parsed.truncate is not None)
     by_steps = needing(lambda *args: LoopInterpreter(bare, found.captured or found, checkpoints=True).run(*args))
-
-    def loops(way: Options) -> Sequence[Recurrence]:
-        fixed = partial(shared.lengths.fixed, options=way)
-        return every if others is None else [each if each.blocks else fixed(loop_kind(each), each) for each in loose]
+    loops = partial(_at_any_length, every, others)
 
     def ahead() -> None:
         with shared.lengths.kept():
             compile_usual(loops(parsed), parsed, len(every))
 
     def held(results: Mapping[str, Results]) -> Mapping[str, Around]:
-        return bytes_around(assemble(bare, found.outer, {name: nn.Identity() for name in results}), results)
+        return bytes_around(assemble(bare, found.outer, dict.fromkeys(results, nn.Identity())), results)
 
     def placed(way: Options, told: bool = True) -> tuple[Plans, fx.GraphModule]:
         plans = Plans(build_all(loops(way), way, held, shared.known, conditions), told=told)
@@ -307,6 +303,15 @@ def rolled(
     takeover = Takeover.of(parsed, shared.spent)
     takeover.prepare = ahead
     return Program(_goes_on(takeover, made, shared) or staged(takeover, made), takeover, made)
+
+
+def _at_any_length(every: Sequence[Recurrence], others: Others | None, way: Options) -> Sequence[Recurrence]:
+    """Recurrences whose segments serve other lengths, too, where there are such; blocks over depth are as many."""
+    if others is None:
+        return every
+    kinds = [(loop_kind(each), each) for each in every if not each.blocks]
+    fixed = {each: others.lengths.fixed(kind, replace(each, any_length=True), way) for kind, each in kinds}
+    return [fixed.get(each, each) for each in every]
 
 
 def _settled(found: Capture, graph: fx.Graph, options: Options, plain: PlainPeak) -> Options:

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from reroll.capture.normal.detached import cuts_gradients, holds, with_own_memory
 from reroll.errors import CaptureError
 from reroll.graph.effects import example, gives_operand, spelled
 from reroll.graph.inplace import Place, operand, out_of_place, spell, storage_of, updated_places
 from reroll.graph.lines import where
-from reroll.graph.private import map_aggregate, set_grad_enabled, storage_id
+from reroll.graph.private import map_aggregate, set_grad_enabled
 
 _RESHAPES = ("squeeze_", "unsqueeze_", "transpose_", "swapaxes_", "swapdims_", "t_")
 _CONVERSIONS = ("to", "type", "type_as", "contiguous", "float", "double", "half", "bfloat16", "cpu", "cuda")
@@ -32,6 +33,7 @@ def functionalise(graph: fx.Graph) -> fx.Graph:
         graph = _with_views(graph)
     if any(map(gives_operand, graph.nodes)):
         graph = _with_aliases(graph)
+    graph = with_own_memory(graph)
     updates = {node: places for node in graph.nodes if (places := updated_places(node))}
     touched = _touched(updates)
     if not touched:
@@ -152,7 +154,7 @@ class _Rewriter:
             self.first[storage] = self.env[node]
             return
         bases = [base for base in node.all_input_nodes if self._memory(base) == storage]
-        bases = bases or [base for base in node.all_input_nodes if _holds(base, storage)]
+        bases = bases or [base for base in node.all_input_nodes if holds(base, storage)]
         if not bases:
             raise CaptureError(
                 f"{where(node)}: the value shares memory with one that is updated in place, in a way that reroll "
@@ -179,7 +181,7 @@ class _Rewriter:
         if own is not None or node.meta.get("example_value") is None:
             return own
         read = {each for base in node.all_input_nodes if (each := storage_of(base)) in self.touched}
-        return next((each for each in read if each is not None and _holds(node, each)), None)
+        return next((each for each in read if each is not None and holds(node, each)), None)
 
     def _update(self, node: fx.Node, places: tuple[Place, ...]) -> None:
         values = [operand(node, place) for place in places]
@@ -223,7 +225,7 @@ class _Rewriter:
         root = self.roots[_known(storage_of(value))]
         while value is not root:
             base, same = self.parents.get(value, (root, False))
-            if not same and _cuts_gradients(value):
+            if not same and cuts_gradients(value):
                 raise CaptureError(
                     f"{where(update)}: what detach() gave is updated in place with a gradient, and shares memory with "
                     "what it was taken of. Write clone() behind detach(), or the update out of place."
@@ -273,22 +275,9 @@ def _gives_itself(node: fx.Node, base: fx.Node) -> bool:
     return same and value.storage_offset() == made.storage_offset()
 
 
-def _cuts_gradients(view: fx.Node) -> bool:
-    """Whether a view is one of ``detach`` that needs a gradient after all: an update in place has brought it."""
-    value = view.meta.get("example_value")
-    name = view.target if isinstance(view.target, str) else getattr(view.target, "__name__", "")
-    return isinstance(value, torch.Tensor) and value.requires_grad and name in ("detach", "detach.default")
-
-
 def _known(storage: int | None) -> int:
     assert storage is not None
     return storage
-
-
-def _holds(node: fx.Node, storage: int) -> bool:
-    values = node.meta.get("example_value")
-    items = values if isinstance(values, tuple | list) else ()
-    return any(isinstance(item, torch.Tensor) and storage_id(item) == storage for item in items)
 
 
 def _spelled(node: fx.Node) -> str:

@@ -111,6 +111,17 @@ def two_results(x: Tensor, y: Tensor) -> Any:
     return v, a, b
 
 
+def left_behind(x: Tensor, y: Tensor) -> Any:
+    """What is detached and updated with a gradient, twice, by rows and as a whole; what it was taken of is gone."""
+    v = x * 2
+    w = v.t().detach()
+    w += x.t().square()
+    w[1:].mul_(x[0, 1].abs())
+    h = (w * 3).detach()
+    h += y.t() * x.t()
+    return w, h
+
+
 NETWORKS = (
     chained,
     aliased,
@@ -124,6 +135,7 @@ NETWORKS = (
     data_only,
     statistics,
     two_results,
+    left_behind,
 )
 
 
@@ -178,6 +190,49 @@ def test_nothing_is_updated_but_inputs_at_the_end(network: Network) -> None:
             assert node.target == "copy_"
             assert node.args[0].op == "placeholder"
             assert all(later.op == "output" or later.target == "copy_" for later in nodes[at + 1 :])
+
+
+def read_again(v: Tensor, w: Tensor, x: Tensor) -> Any:
+    w += x
+    return w + v
+
+
+def view_read_again(v: Tensor, w: Tensor, x: Tensor) -> Any:
+    first = v[0]
+    w += x
+    return w + first
+
+
+def read_by_a_later_update(v: Tensor, w: Tensor, x: Tensor) -> Any:
+    w += x
+    w += v
+    return w
+
+
+def updated_itself(v: Tensor, w: Tensor, x: Tensor) -> Any:
+    with torch.no_grad():
+        v.mul_(2)
+    w += x
+    return w
+
+
+@pytest.mark.parametrize("network", [read_again, view_read_again, read_by_a_later_update, updated_itself])
+def test_what_detach_gave_and_the_rest_still_reads_is_refused(network: Callable[[Tensor, Tensor, Tensor], Any]) -> None:
+    module = captured(lambda x, y: network(v := x * 2, v.detach(), x), *map(Tensor.requires_grad_, values()))
+    with pytest.raises(CaptureError, match=r"what detach\(\) gave is updated"):
+        functionalise(module.graph)
+
+
+def test_what_detach_gave_of_an_input_is_the_input() -> None:
+    def network(x: Tensor, y: Tensor) -> Tensor:
+        w = y.detach()
+        w += x
+        return w
+
+    x, y = values()
+    module = captured(network, x.requires_grad_(), y)
+    with pytest.raises(CaptureError, match=r"what detach\(\) gave is updated"):
+        functionalise(module.graph)
 
 
 def test_memory_that_is_shared_in_a_hidden_way_is_refused() -> None:
