@@ -40,7 +40,7 @@ from reroll.backends.runtime.randomness import move_on, numpy_state
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import by_value, fingerprint, is_a
 from reroll.capture.recorder.ragged import LONGEST
-from reroll.capture.recorder.watch import Unnoted
+from reroll.capture.recorder.watch import PlainRun
 from reroll.capture.steps.modules import PATH
 from reroll.errors import UnsupportedError, is_shortage, warn
 from reroll.graph.nested import leaves_of, like, opened, with_leaves
@@ -204,7 +204,7 @@ class Recorded:
         """Run the model with nothing around it, for what code runs: whether it raises nothing."""
         with contextlib.redirect_stdout(io.StringIO()), _complaints(), _refused():
             try:
-                with ran.noting(), Unnoted():
+                with ran.noting(), PlainRun():
                     self._run_alone(call)
             except (UpdatedError, TakenError, SpokenError):
                 raise

@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from reroll.capture.recorder.events import History
+from reroll.capture.recorder.spelling import METADATA
+from reroll.graph.nested import tensors_of
 from reroll.graph.private import Watching, is_of_users, storage_id, unseen, version_of
 
 
@@ -75,14 +78,29 @@ def _tags(func: Any) -> Any:
     return getattr(func, "tags", ())  # operators that run a function have none
 
 
-class Unnoted(TorchFunctionMode):
-    """The code of users' operators is not noted: a graph calls them as a whole."""
+class PlainRun(TorchFunctionMode):
+    """Around a run that is only looked at, for what code runs: that of users' operators is not noted, as a graph calls
+    them as a whole. Autograd's history is cut short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history = History()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         run = partial(func, *args, **(kwargs or {}))
-        return silently(run) if is_of_users(func) else run()
+        result = silently(run) if is_of_users(func) else run()
+        if result is not None and func not in METADATA:
+            silently(self._made, result, (*args, *(kwargs or {}).values()))
+        return result
+
+    def _made(self, result: Any, operands: tuple[Any, ...]) -> None:
+        """Note what an operation gave that is no operand itself: whose that is, is not known."""
+        given = {id(each) for each in tensors_of(operands)}
+        for value in tensors_of(result):
+            if id(value) not in given:
+                self.history.made(value, weakref.ref(value))
 
 
 class Versions:
