@@ -19,6 +19,7 @@ from reroll.graph.editing import primals_and_tangents
 from reroll.graph.fakes import apart_from_dynamo, fake_of
 from reroll.graph.private import is_seeded, storage_id
 from reroll.recurrence import Items, Numbers, Recurrence, Slices, Slots
+from reroll.segment.joint.cells import WithoutUpdates
 from reroll.segment.joint.graph import joint_graph, looked_at
 from reroll.segment.linear.cores import Core, candidates, cores
 from reroll.segment.linear.steps import LINEAR, run_steps
@@ -203,7 +204,7 @@ def step_examples(recurrence: Recurrence, mode: FakeTensorMode) -> list[Any]:
 def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
     """The functional joint graph of ``steps`` steps."""
     mode, carried, slots = trace_mode(), len(recurrence.carries), recurrence.slots(steps)
-    with apart_from_dynamo(mode), recurrence.modes():
+    with apart_from_dynamo(mode), recurrence.modes(), WithoutUpdates():
         fakes = trace_inputs(recurrence, mode, steps)
         together = linear_carries(recurrence) if recurrence.step.meta.get(LINEAR) and steps > 1 else ()
         run = _segment_function(recurrence, slots, together)
