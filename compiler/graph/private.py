@@ -156,9 +156,12 @@ def is_higher_order(target: Any) -> bool:
     return isinstance(target, torch._ops.HigherOrderOperator)
 
 
+_OPERATORS = torch._ops.OpOverload, torch._ops.OpOverloadPacket
+
+
 def is_operator(target: Any) -> bool:
     """Whether a call's target is an operator of ``torch.ops``, with or without the name of an overload."""
-    return isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+    return isinstance(target, _OPERATORS)
 
 
 class Watching(TorchDispatchMode):

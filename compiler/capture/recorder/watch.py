@@ -11,7 +11,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,14 +20,14 @@ from torch.overrides import TorchFunctionMode
 from reroll.graph.private import Watching, is_of_users, storage_id, unseen, version_of
 
 
-def silently(run: Callable[..., Any], *args: Any) -> Any:
+def silently(run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """What a function gives, of which nobody is told that its code runs, nor what it calls."""
     before = sys.getprofile()
     if not callable(before):
-        return run(*args)
+        return run(*args, **kwargs)
     sys.setprofile(None)
     try:
-        return run(*args)
+        return run(*args, **kwargs)
     finally:
         sys.setprofile(before)
 
@@ -81,8 +80,7 @@ class Unnoted(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        run = partial(func, *args, **(kwargs or {}))
-        return silently(run) if is_of_users(func) else run()
+        return silently(func, *args, **(kwargs or {})) if is_of_users(func) else func(*args, **(kwargs or {}))
 
 
 class Versions:
