@@ -291,16 +291,15 @@ def _leaves_of(result: torch.Tensor) -> set[int]:
 
 def _settle_gradients(recurrence: Recurrence, fakes: list[torch.Tensor], slots: Slots) -> None:
     """A carry needs a gradient if its initial value does or the step makes one that does: a fixpoint."""
-    carried = len(recurrence.carries)
-    for _ in range(carried + 1):
-        results = recurrence.step(*fakes[:carried], *_at(slots, fakes, 0))
+    carries, grown = fakes[: len(recurrence.carries)], torch.is_grad_enabled()
+    able = [carry for carry in carries if carry.is_floating_point() or carry.is_complex()]
+    while grown and not all(carry.requires_grad for carry in able):
+        results = recurrence.step(*carries, *_at(slots, fakes, 0))
         grown = False
-        for fake, result in zip(fakes[:carried], results[:carried], strict=True):
-            if result.requires_grad and not fake.requires_grad:
-                fake.requires_grad_(True)
+        for carry, result in zip(carries, results, strict=False):
+            if result.requires_grad and not carry.requires_grad:
+                carry.requires_grad_(True)
                 grown = True
-        if not grown:
-            return
 
 
 def linear_carries(recurrence: Recurrence) -> Sequence[Core]:
