@@ -215,6 +215,11 @@ def is_mutable(target: Any) -> bool:
     return bool(target._schema.is_mutable)
 
 
+def operands_of(target: Any) -> list[tuple[str, str, bool]]:
+    """What an operator of ``torch.ops`` takes, by its schema: names, types, and whether by keyword alone."""
+    return [(each.name, str(each.type), each.kwarg_only) for each in target._schema.arguments]
+
+
 def argument_names(target: Any) -> frozenset[str]:
     """The names of the arguments that an operator of ``torch.ops`` takes, by its schema."""
     return frozenset(argument.name for argument in target._schema.arguments)

@@ -4,8 +4,7 @@
 need none of that: they are of a value that the graph has just made, of all its memory, which nobody reads by another
 name afterwards, as in ``(a * x).pow_(2)``, or of the statistics of a normalisation that were copied before.
 
-Private torch API, tried on 2.11 and 2.13: ``_schema`` of an operator says what it updates, and which operator gives a
-new value instead: the one of its name whose operands are the same.
+The operation that gives a new value instead is the one of its name whose operands are the same.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from reroll.graph.nested import tensors_of
-from reroll.graph.private import is_mutable, is_overload, storage_id, written
+from reroll.graph.private import is_mutable, is_overload, operands_of, storage_id, written
 
 aten = torch.ops.aten
 _NORM, _NORM_OF_COPIES = aten._native_batch_norm_legit.default, aten._native_batch_norm_legit_functional.default
@@ -117,16 +116,12 @@ def without_update(target: Any) -> tuple[Any, tuple[int, ...]]:
     if target is _NORM:
         return _NORM_OF_COPIES, (3, 4)
     places = tuple(place for place, _ in written(target))
-    packet = getattr(aten, target._schema.name.removeprefix("aten::").removesuffix("_"), None)
+    packet = getattr(aten, target.name().removeprefix("aten::").partition(".")[0].removesuffix("_"), None)
     if places != (0,) or packet is None or not _OTHERS.isdisjoint(target.tags):
         return None, ()
     overloads = [getattr(packet, name) for name in packet.overloads()]
-    found = [each for each in overloads if _operands(each) == _operands(target) and not is_mutable(each)]
+    found = [each for each in overloads if operands_of(each) == operands_of(target) and not is_mutable(each)]
     return (found[0], places) if len(found) == 1 else (None, ())
-
-
-def _operands(target: Any) -> list[Any]:
-    return [(each.name, str(each.type), each.kwarg_only) for each in target._schema.arguments]
 
 
 def _value(node: fx.Node) -> Any:
