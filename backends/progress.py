@@ -1,7 +1,7 @@
 """What is said where something takes long: a line on what is compiled, a hint on what may be wrong.
 
 What takes long is a matter of CPU time, so that it does not depend on what else the machine does; a spinner on a
-terminal follows the clock. rich, which shows these, is loaded when it is needed.
+terminal follows the clock. rich, which turns it, is loaded when it is needed: loading it takes as long as a small step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from reroll.errors import warn
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.status import Status
 
 PATIENCE = 2.0  # seconds after which a line is shown on a terminal
 QUIET = 5.0  # seconds of CPU time after which a line is written where there is no terminal
@@ -44,16 +44,18 @@ def python_random_kept() -> Iterator[None]:
         random.setstate(state)
 
 
-def _terminal() -> Console:
-    """What shows messages to the user."""
+def _spinner(what: str) -> Status:
+    """A line on a terminal that turns once it is started."""
     with python_random_kept():
         from rich.console import Console
-    return Console(stderr=True)
+        from rich.text import Text
+    return Console(stderr=True).status(Text(f"reroll: {what}"))
 
 
 def tell(what: str) -> None:
     """Write a line on what is going on."""
-    _terminal().print(f"reroll: {what}", soft_wrap=True, highlight=False)
+    if sys.stderr is not None:
+        sys.stderr.write(f"reroll: {what}\n")
 
 
 class _Alarm:
@@ -81,21 +83,25 @@ def _cpu_seconds() -> float:
 
 
 @contextmanager
-def progress(what: str, console: Console | None = None) -> Iterator[None]:
+def progress(what: str) -> Iterator[None]:
     """Show ``what`` on a terminal, with a spinner, from ``PATIENCE`` seconds after the start until the end; elsewhere
     write it once, after ``QUIET`` seconds of CPU time."""
     next(_BEGUN)
     LOG.debug("%s", what)
-    console = console or _terminal()
-    if not console.is_terminal:
-        alarm = _Alarm(QUIET, lambda: console.print(f"reroll: {what}", soft_wrap=True, highlight=False))
+    if sys.stderr is None or not sys.stderr.isatty():
+        alarm = _Alarm(QUIET, lambda: tell(what))
         try:
             yield
         finally:
             alarm.cancel()
         return
-    status = console.status(f"reroll: {what}")
-    timer = threading.Timer(PATIENCE, status.start)
+    shown: list[Status] = []
+
+    def show() -> None:
+        shown.append(_spinner(what))
+        shown[0].start()
+
+    timer = threading.Timer(PATIENCE, show)
     timer.daemon = True
     timer.start()
     try:
@@ -103,7 +109,8 @@ def progress(what: str, console: Console | None = None) -> Iterator[None]:
     finally:
         timer.cancel()
         timer.join()
-        status.stop()
+        for status in shown:
+            status.stop()
 
 
 @contextmanager

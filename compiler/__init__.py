@@ -14,7 +14,10 @@ Further doors: ``reroll.program`` (the instructions), ``reroll.schedules`` and `
 
 from __future__ import annotations
 
+import gc
 import importlib
+from collections.abc import Iterator as _Iterator
+from contextlib import contextmanager as _contextmanager
 from typing import TYPE_CHECKING, Any
 
 from reroll.backends.progress import python_random_kept as _python_random_kept
@@ -126,6 +129,23 @@ _LAZY = {
 }
 """Where the names are that load much: they are loaded when they are asked for."""
 _DOORS = ("formulas", "program", "schedules")
+_MANY = 50_000
+
+
+@_contextmanager
+def _collected_once() -> _Iterator[None]:
+    """Python's cycle collector waits inside. Where more than ``_MANY`` objects were made, it looks at all of them once
+    behind that, in place of several times inside and once more in the first call."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        made = gc.get_count()[0]
+        if enabled:
+            gc.enable()
+        if enabled and made > _MANY:
+            gc.collect()
 
 
 if not TYPE_CHECKING:  # a checker would take any name for one of these
@@ -135,7 +155,7 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
             return importlib.import_module("reroll.formulas")
         if name not in _LAZY:
             raise AttributeError(f"module 'reroll' has no attribute {name!r}")
-        with _python_random_kept():
+        with _python_random_kept(), _collected_once():
             return getattr(importlib.import_module(_LAZY[name]), name)
 
 

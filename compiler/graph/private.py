@@ -156,9 +156,12 @@ def is_higher_order(target: Any) -> bool:
     return isinstance(target, torch._ops.HigherOrderOperator)
 
 
+_OPERATORS = torch._ops.OpOverload, torch._ops.OpOverloadPacket
+
+
 def is_operator(target: Any) -> bool:
     """Whether a call's target is an operator of ``torch.ops``, with or without the name of an overload."""
-    return isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+    return isinstance(target, _OPERATORS)
 
 
 class Watching(TorchDispatchMode):
@@ -210,6 +213,11 @@ def hint(value: Any) -> Any:
 def is_mutable(target: Any) -> bool:
     """Whether an operator of ``torch.ops`` updates an operand, by its schema."""
     return bool(target._schema.is_mutable)
+
+
+def operands_of(target: Any) -> list[tuple[str, str, bool]]:
+    """What an operator of ``torch.ops`` takes, by its schema: names, types, and whether by keyword alone."""
+    return [(each.name, str(each.type), each.kwarg_only) for each in target._schema.arguments]
 
 
 def argument_names(target: Any) -> frozenset[str]:

@@ -19,6 +19,7 @@ from reroll.graph.editing import primals_and_tangents
 from reroll.graph.fakes import apart_from_dynamo, fake_of
 from reroll.graph.private import is_seeded, storage_id
 from reroll.recurrence import Items, Numbers, Recurrence, Slices, Slots
+from reroll.segment.joint.cells import WithoutUpdates
 from reroll.segment.joint.graph import joint_graph, looked_at
 from reroll.segment.linear.cores import Core, candidates, cores
 from reroll.segment.linear.steps import LINEAR, run_steps
@@ -203,7 +204,7 @@ def step_examples(recurrence: Recurrence, mode: FakeTensorMode) -> list[Any]:
 def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
     """The functional joint graph of ``steps`` steps."""
     mode, carried, slots = trace_mode(), len(recurrence.carries), recurrence.slots(steps)
-    with apart_from_dynamo(mode), recurrence.modes():
+    with apart_from_dynamo(mode), recurrence.modes(), WithoutUpdates():
         fakes = trace_inputs(recurrence, mode, steps)
         together = linear_carries(recurrence) if recurrence.step.meta.get(LINEAR) and steps > 1 else ()
         run = _segment_function(recurrence, slots, together)
@@ -290,16 +291,15 @@ def _leaves_of(result: torch.Tensor) -> set[int]:
 
 def _settle_gradients(recurrence: Recurrence, fakes: list[torch.Tensor], slots: Slots) -> None:
     """A carry needs a gradient if its initial value does or the step makes one that does: a fixpoint."""
-    carried = len(recurrence.carries)
-    for _ in range(carried + 1):
-        results = recurrence.step(*fakes[:carried], *_at(slots, fakes, 0))
+    carries, grown = fakes[: len(recurrence.carries)], torch.is_grad_enabled()
+    able = [carry for carry in carries if carry.is_floating_point() or carry.is_complex()]
+    while grown and not all(carry.requires_grad for carry in able):
+        results = recurrence.step(*carries, *_at(slots, fakes, 0))
         grown = False
-        for fake, result in zip(fakes[:carried], results[:carried], strict=True):
-            if result.requires_grad and not fake.requires_grad:
-                fake.requires_grad_(True)
+        for carry, result in zip(carries, results, strict=False):
+            if result.requires_grad and not carry.requires_grad:
+                carry.requires_grad_(True)
                 grown = True
-        if not grown:
-            return
 
 
 def linear_carries(recurrence: Recurrence) -> Sequence[Core]:

@@ -10,7 +10,7 @@ import time
 from unittest import mock
 
 import pytest
-from rich.console import Console
+import rich.console  # noqa: F401  # which draws a random number when it is loaded
 
 import reroll
 import reroll.backends.progress
@@ -40,9 +40,33 @@ def loop(x):
 random.seed(0)
 state = random.getstate()
 {compiled}(torch.randn(20, 3, requires_grad=True)).sum().backward()
-assert "rich" in sys.modules
 assert random.getstate() == state
+assert "rich" not in sys.modules
 """
+SHOWING = """
+import random, sys, time
+from unittest import mock
+import reroll.backends.progress as told
+
+random.seed(0)
+state = random.getstate()
+with mock.patch.object(told, "PATIENCE", 0.01), mock.patch.object(sys.stderr, "isatty", lambda: True, create=True):
+    with told.progress("compiling"):
+        time.sleep(1)
+assert random.getstate() == state
+assert "rich" in sys.modules
+"""
+
+
+class Stream(io.StringIO):
+    """What is shown, on a terminal or elsewhere."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
 
 
 def busy(seconds: float) -> None:
@@ -54,18 +78,17 @@ def busy(seconds: float) -> None:
 
 
 def shown(seconds: float, *, terminal: bool, work: bool = False) -> str:
-    console = Console(file=io.StringIO(), force_terminal=terminal)
+    stream = Stream(terminal=terminal)
     patience = mock.patch.multiple(reroll.backends.progress, PATIENCE=0.01, QUIET=0.1)
-    with patience, progress("compiling", console):
+    with patience, mock.patch.object(sys, "stderr", stream), progress("compiling x[t]"):
         (busy if work else time.sleep)(seconds)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return stream.getvalue()
 
 
 def test_a_long_compilation_says_so() -> None:
-    assert "compiling" in shown(0.3, terminal=True)
+    assert "compiling x[t]" in shown(0.3, terminal=True)
     assert not shown(0.0, terminal=True)
-    assert shown(0.4, terminal=False, work=True) == "reroll: compiling\n"
+    assert shown(0.4, terminal=False, work=True) == "reroll: compiling x[t]\n"
     assert not shown(0.02, terminal=False, work=True)
     assert not shown(0.4, terminal=False)  # others had the machine
 
@@ -79,3 +102,7 @@ def test_a_long_compilation_says_so() -> None:
 )
 def test_compiling_leaves_pythons_random_numbers_as_they_are(compiled: str) -> None:
     subprocess.run([sys.executable, "-c", COMPILING.format(compiled=compiled)], check=True)
+
+
+def test_a_spinner_leaves_pythons_random_numbers_as_they_are() -> None:
+    subprocess.run([sys.executable, "-c", SHOWING], check=True)

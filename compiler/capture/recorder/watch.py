@@ -11,7 +11,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,19 +18,17 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from reroll.capture.recorder.events import History
-from reroll.capture.recorder.spelling import METADATA
-from reroll.graph.nested import tensors_of
 from reroll.graph.private import Watching, is_of_users, storage_id, unseen, version_of
 
 
-def silently(run: Callable[..., Any], *args: Any) -> Any:
+def silently(run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """What a function gives, of which nobody is told that its code runs, nor what it calls."""
     before = sys.getprofile()
     if not callable(before):
-        return run(*args)
+        return run(*args, **kwargs)
     sys.setprofile(None)
     try:
-        return run(*args)
+        return run(*args, **kwargs)
     finally:
         sys.setprofile(before)
 
@@ -89,18 +86,18 @@ class PlainRun(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        run = partial(func, *args, **(kwargs or {}))
-        result = silently(run) if is_of_users(func) else run()
-        if result is not None and func not in METADATA:
-            silently(self._made, result, (*args, *(kwargs or {}).values()))
+        kwargs = kwargs or {}
+        result = silently(func, *args, **kwargs) if is_of_users(func) else func(*args, **kwargs)
+        for value in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(value, Tensor) and value.requires_grad and _is_made(value, func, args, kwargs):
+                silently(self.history.made, value, weakref.ref(value))
         return result
 
-    def _made(self, result: Any, operands: tuple[Any, ...]) -> None:
-        """Note what an operation gave that is no operand itself: whose that is, is not known."""
-        given = {id(each) for each in tensors_of(operands)}
-        for value in tensors_of(result):
-            if id(value) not in given:
-                self.history.made(value, weakref.ref(value))
+
+def _is_made(value: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation has made what it gives: that is no operand, nor what a property of one shows."""
+    shown = getattr(func, "__name__", "") == "__get__" and not value._is_view()
+    return not shown and not any(each is value for each in (*args, *kwargs.values()))
 
 
 class Versions:

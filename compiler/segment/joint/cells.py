@@ -1,19 +1,24 @@
-"""The fused cells that torch runs on a card, in their parts, so that inductor joins them to what is around them.
+"""Torch's cells in their parts: those that it runs fused on a card, and those that update their gates on a CPU.
 
 ``torch.lstm_cell`` and ``torch.gru_cell`` are products and activations on a CPU, but one kernel behind the products on
 a card, which inductor would call as it is, and whose shapes fake tensors do not know (that of GRUs, up to torch 2.13).
 The formulas are those of ``aten/src/ATen/native/cuda/RNN.cu``: the same sums in the same order.
+
+On a CPU a cell updates its gates in place, and a graph of that has to be made functional, which takes longer than all
+else of a trace. ``WithoutUpdates`` runs the formulas of ``aten/src/ATen/native/RNN.cpp`` on new values: the same bits.
 
 Shapes: B batch, H hidden values, G gates: 4 H of an LSTM, 3 H of a GRU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
 Bias = Tensor | None
@@ -81,3 +86,43 @@ PARTS: Mapping[Any, Callable[..., Any]] = {
     aten._thnn_fused_gru_cell_backward.default: gru_cell_backward,
 }
 """What each of them does, for ``make_fx``."""
+
+
+def _gru(x_BI: Tensor, h_BH: Tensor, w_x: Tensor, w_h: Tensor, b_x: Bias = None, b_h: Bias = None) -> Tensor:
+    x_r, x_z, x_n = linear(x_BI, w_x, b_x).unsafe_chunk(3, 1)
+    h_r, h_z, h_n = linear(h_BH, w_h, b_h).unsafe_chunk(3, 1)
+    r, z = (h_r + x_r).sigmoid(), (h_z + x_z).sigmoid()
+    n = (x_n + h_n * r).tanh()
+    return (h_BH - n) * z + n
+
+
+def _lstm(
+    x_BI: Tensor, state: Sequence[Tensor], w_x: Tensor, w_h: Tensor, b_x: Bias = None, b_h: Bias = None
+) -> tuple[Tensor, Tensor]:
+    h_BH, c_BH = state
+    i, f, g, o = (linear(h_BH, w_h, b_h) + linear(x_BI, w_x, b_x)).unsafe_chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    c_next_BH = f * c_BH + i * g
+    return o * c_next_BH.tanh(), c_next_BH
+
+
+def _gates(x_BI: Tensor, h_BH: Tensor, w_x: Tensor, w_h: Tensor, b_x: Bias = None, b_h: Bias = None) -> Tensor:
+    return linear(h_BH, w_h, b_h) + linear(x_BI, w_x, b_x)
+
+
+_CELLS: Mapping[Any, Callable[..., Any]] = {
+    torch.gru_cell: _gru,
+    torch.lstm_cell: _lstm,
+    torch.rnn_tanh_cell: lambda *args, **kwargs: _gates(*args, **kwargs).tanh(),
+    torch.rnn_relu_cell: lambda *args, **kwargs: _gates(*args, **kwargs).relu(),
+}
+
+
+class WithoutUpdates(TorchFunctionMode):
+    """Inside, cells on a CPU update nothing in place; under autocast they are torch's, which says what is rounded."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        plain = func not in _CELLS or args[0].device.type != "cpu" or torch.is_autocast_enabled("cpu")
+        return (func if plain else _CELLS[func])(*args, **(kwargs or {}))

@@ -22,13 +22,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from reroll.errors import CaptureError
 from reroll.graph.editing import primals_and_tangents
 from reroll.graph.effects import spelled
-from reroll.graph.inplace import out_of_place
 from reroll.graph.layouts import inverse, is_dense, memory_order
 from reroll.graph.memory import viewed
-from reroll.graph.private import CHECK, Watching, is_higher_order, is_mutable, is_overload
+from reroll.graph.private import CHECK, Watching, is_higher_order, is_overload
 from reroll.recurrence import Recurrence
 from reroll.segment.joint.cells import PARTS
 from reroll.segment.joint.checks import Noted
+from reroll.segment.joint.functional import is_whole, made_functional, may_write, without_update
 
 aten = torch.ops.aten
 Function = Callable[..., tuple[Tensor, ...]]
@@ -60,7 +60,7 @@ def joint_graph(
     table, noted = decompositions() if decompose else None, Noted(function) if look.checks else None
     try:
         with _values_unseen():
-            graph = _traced(noted or function, primals, ends, table) if not look.writes else None
+            graph = _traced(noted or function, primals, ends, table) if not look.hidden else None
             if graph is None:
                 noted = Noted(copying) if look.checks else None
                 made = aot_export_joint_simple(
@@ -215,34 +215,35 @@ def _values_unseen() -> Iterator[None]:
 
 
 class SeenOperations(Watching):
-    """Sees whether an operation inside may change an operand, or raises an error for some values of a matrix."""
+    """Sees whether an operation inside updates a part of some memory, or raises an error for some values of a matrix.
+    ``hidden``: no graph of what is inside is made functional by itself."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.writes = self.checks = False
+        self.hidden = self.checks = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.writes = self.writes or _may_write(func)
+        if not self.hidden and may_write(func):
+            target, places = without_update(func)
+            self.hidden = target is None or not all(is_whole(args[place]) for place in places)
         self.checks = self.checks or func is CHECK
         return func(*args, **(kwargs or {}))
 
 
 @contextmanager
 def looked_at(step: fx.GraphModule) -> Iterator[SeenOperations]:
-    """Look at runs of a step inside. A step that updates copies writes, and one that calls functions which no mode sees
-    through may; such runs are not looked at."""
+    """Look at runs of a step inside. What a step does that calls functions which no mode sees through is hidden; such
+    runs are not looked at."""
     look = SeenOperations()
-    targets = _targets(step)
-    called = {target.name() for target in targets if is_higher_order(target)}
-    look.writes = out_of_place in targets or not called <= _SEEN_THROUGH
+    called = {target.name() for target in _targets(step) if is_higher_order(target)}
+    look.hidden = not called <= _SEEN_THROUGH
     with in_parts(), look if called <= _SEEN_THROUGH else nullcontext():
         yield look
 
 
 def _traced(function: Function, primals: list[Tensor], ends: Sequence[Tensor], table: Any) -> fx.GraphModule | None:
-    """What ``aot_export_joint_simple`` makes, in less than half its time, as nothing is made functional; None where
-    something would have to be: what a custom function does inside may write.
-    """
+    """What ``aot_export_joint_simple`` makes, in less than half its time; None where something is updated that only
+    that makes functional."""
     mode: Any = primals[0].fake_mode  # type: ignore[attr-defined]
 
     def run(primals: list[Tensor], tangents: list[Tensor]) -> tuple[Tensor | None, ...]:
@@ -257,18 +258,13 @@ def _traced(function: Function, primals: list[Tensor], ends: Sequence[Tensor], t
     with mode, in_parts(), torch.set_grad_enabled(torch.is_grad_enabled() and bool(ends)):
         tangents = [torch.empty_like(end, memory_format=torch.contiguous_format) for end in ends]
         graph = make_fx(run, decomposition_table=table, _allow_non_fake_inputs=True)(primals, tangents)
-    return None if any(_may_write(node.target) for node in graph.graph.nodes) else graph
+    return graph if made_functional(graph.graph, mode) else None
 
 
 def _targets(step: fx.GraphModule) -> set[Any]:
     """What a step calls, and what the functions in it call."""
     graphs = [module.graph for module in step.modules() if isinstance(module, fx.GraphModule)]
     return {node.target for graph in graphs for node in graph.nodes if node.op == "call_function"}
-
-
-def _may_write(target: Any) -> bool:
-    """Whether an operation may change an operand: normalisations of batches do, though their schemas do not say so."""
-    return is_overload(target) and (is_mutable(target) or "batch_norm" in target.name())
 
 
 def _has_out(target: Any) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from reroll.segment.joint.cells import PARTS
+from reroll.segment.joint.cells import PARTS, WithoutUpdates
 
 B, I, H = 3, 4, 5  # noqa: E741
 Cell = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
@@ -57,3 +57,41 @@ def test_fused_cells_in_parts_are_the_cells(
     assert not any("_thnn" in str(node.target) for node in graph.graph.nodes)
     for found, expected in zip(graph(*values), trained(plain)(*values), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+CPU: dict[str, tuple[Any, int, int]] = {
+    "gru": (torch.gru_cell, 3, 1),
+    "lstm": (torch.lstm_cell, 4, 2),
+    "tanh": (torch.rnn_tanh_cell, 1, 1),
+    "relu": (torch.rnn_relu_cell, 1, 1),
+}
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("name", CPU)
+def test_cells_without_updates_have_the_bits_of_torchs(name: str, biased: bool) -> None:
+    cell, count, states = CPU[name]
+    sizes = [(count * H, I), (count * H, H), *([(count * H,)] * 2 if biased else [])]
+    values = [torch.randn(size) for size in [(B, I), *[(B, H)] * states, *sizes]]
+
+    def trained(*values: Tensor) -> tuple[Tensor, ...]:
+        leaves = [value.detach().requires_grad_() for value in values]
+        state: Any = leaves[1 : 1 + states]
+        results = cell(leaves[0], state if states > 1 else state[0], *leaves[1 + states :])
+        results = results if states > 1 else (results,)
+        return (*results, *torch.autograd.grad(sum(each.square().sum() for each in results), leaves))
+
+    expected = trained(*values)
+    with WithoutUpdates():
+        found, graph = trained(*values), make_fx(trained)(*values)
+    assert all(map(torch.equal, found, expected))
+    called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    assert not any("_." in str(target) for target in called)
+
+
+def test_under_autocast_cells_are_torchs() -> None:
+    values = [torch.randn(size) for size in [(B, I), (B, H), (3 * H, I), (3 * H, H)]]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = torch.gru_cell(*values)
+        with WithoutUpdates():
+            assert torch.equal(torch.gru_cell(*values), expected)

@@ -58,16 +58,40 @@ def doubled(layers: Any, x: Tensor, h: Tensor) -> Tensor:
     return made
 
 
+class DoublingByRows(Doubling):
+    """Its backward writes into a part of a fresh tensor."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        made = torch.zeros_like(gradient)
+        made[:1].add_(gradient[:1])
+        made[1:].add_(gradient[1:])
+        return made * 2
+
+
+def doubled_by_rows(layers: Any, x: Tensor, h: Tensor) -> Tensor:
+    made: Tensor = torch.tanh(DoublingByRows.apply(layers[0](x)) + h)  # type: ignore[no-untyped-call]
+    return made
+
+
+def written_by_rows(layers: Any, x: Tensor, h: Tensor) -> Tensor:
+    made: Tensor = layers[0](x) + h
+    made[0] += 0.5
+    return torch.tanh(made)
+
+
 STEPS: dict[str, tuple[Callable[..., Tensor], Callable[[], nn.Module], tuple[bool, bool]]] = {
     "plain": (lambda m, x, h: torch.tanh(m[0](x) + h), lambda: nn.Linear(H, H), (True, False)),
-    "writes inside of a cell": (lambda m, x, h: m[0](x, h), lambda: nn.GRUCell(H, H), (False, True)),
+    "writes inside of a cell": (lambda m, x, h: m[0](x, h), lambda: nn.GRUCell(H, H), (True, False)),
     "draws": (
         lambda m, x, h: functional.dropout(torch.tanh(m[0](x) + h), 0.5),
         lambda: nn.Linear(H, H),
         (True, False),
     ),
-    "writes in the backward": (doubled, lambda: nn.Linear(H, H), (True, True)),
-    "counts batches": (lambda m, x, h: torch.tanh(m[0](x + h)), lambda: nn.BatchNorm1d(H), (False, True)),
+    "writes in the backward": (doubled, lambda: nn.Linear(H, H), (True, False)),
+    "writes a part in the backward": (doubled_by_rows, lambda: nn.Linear(H, H), (True, True)),
+    "writes a part": (written_by_rows, lambda: nn.Linear(H, H), (False, True)),
+    "counts batches": (lambda m, x, h: torch.tanh(m[0](x + h)), lambda: nn.BatchNorm1d(H), (True, False)),
 }
 
 
