@@ -32,7 +32,7 @@ from reroll.capture.recorder.packing import Packing
 from reroll.capture.recorder.repeats import Event, Repeats, flat, look_of
 from reroll.capture.recorder.spelling import METADATA, Spelled, spelled
 from reroll.capture.recorder.standins import Forward, application, filled, fresh_leaf
-from reroll.capture.recorder.watch import SizeWatch, States, Versions, noted, silently
+from reroll.capture.recorder.watch import Alive, SizeWatch, States, Versions, noted, silently
 from reroll.errors import CaptureError
 from reroll.graph.effects import draws, example
 from reroll.graph.fakes import Fakes
@@ -92,7 +92,7 @@ class GraphRecorder(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.graph, self.functions = fx.Graph(), functions
-        self.known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self.known = Alive()
         self.fakes = Fakes()
         self.repeats = Repeats(self.graph, self.fakes, folds=folds)
         self.repeats.copied = self._copied

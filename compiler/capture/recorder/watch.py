@@ -100,12 +100,28 @@ def _is_made(value: Tensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return not shown and not any(each is value for each in (*args, *kwargs.values()))
 
 
+_FEW = 1024
+
+
+class Alive(dict[int, Any]):
+    """What is known of tensors, by their identity: tuples that begin with a weak reference. It does not grow with a
+    run, as those that are gone are left out whenever there are twice as many entries as were left the last time."""
+
+    most = _FEW
+
+    def __setitem__(self, key: int, value: tuple[Any, ...]) -> None:
+        super().__setitem__(key, value)
+        if len(self) > self.most:
+            for each in [each for each, (known, *_) in self.items() if known() is None]:
+                del self[each]
+            self.most = max(2 * len(self), _FEW)
+
+
 class Versions:
     """The versions and memory of tensors as a record knows them, to find what changed them unseen."""
 
     def __init__(self) -> None:
-        self.known = dict[int, tuple[weakref.ref[Tensor], int, Any]]()
-        self.sharing = dict[int, dict[int, weakref.ref[Tensor]]]()
+        self.known, self.sharing, self.most = Alive(), dict[int, dict[int, weakref.ref[Tensor]]](), _FEW
 
     def note(self, tensors: Iterable[Tensor]) -> None:
         """Note tensors as they are now."""
@@ -114,6 +130,10 @@ class Versions:
                 known, memory = weakref.ref(value), storage_id(value)
                 self.known[id(value)] = known, version_of(value), (memory, value.storage_offset())
                 self.sharing.setdefault(memory, {})[id(value)] = known
+        if len(self.sharing) > self.most:
+            held = {memory for known, _, (memory, _) in self.known.values() if known() is not None}
+            self.sharing = {memory: found for memory, found in self.sharing.items() if memory in held}
+            self.most = max(2 * len(self.sharing), _FEW)
 
     def updated(self, memory: Iterable[int]) -> list[Tensor]:
         """Note all tensors of some memory anew, as a recorded operation has updated it; those that there are."""
@@ -127,7 +147,7 @@ class Versions:
         known, version, memory = self.known.get(id(value), (lambda: None, 0, None))
         if known() is not value:
             return False
-        return version_of(value) != version or memory != (storage_id(value), value.storage_offset())
+        return bool(version_of(value) != version or memory != (storage_id(value), value.storage_offset()))
 
 
 class States:
