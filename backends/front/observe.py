@@ -14,6 +14,7 @@ from reroll.backends.construct.stages.proof import Proof
 from reroll.backends.construct.stages.seen import Seen
 from reroll.backends.dynamo.entry import ON_META
 from reroll.backends.front.calls.arguments import Call, has_history
+from reroll.backends.front.calls.interrupts import interrupted_once
 from reroll.backends.front.held.outside import lent
 from reroll.backends.front.held.state import Change, State
 from reroll.backends.processes.apart import in_silence
@@ -63,17 +64,21 @@ def looked_at(
     Raises UnsupportedError if it changes a parameter, takes from an iterator that its code names, or speaks with other
     processes.
     """
-    state = State.of(model, call.args, call.kwargs, parameters=parameters, ran=ran)
-    try:
-        with random_numbers_kept(), in_silence(), parametrized_anew(), lent(state.iterators):
-            yield state
-        if state.changed_parameter():
-            raise UpdatedError(
-                "reroll.compile: the model changes a parameter in place in its forward. Use "
-                "torch.compile(backend='reroll') for it."
-            )
-    finally:
-        state.restore()
+    with interrupted_once() as interrupts:
+        state = State.of(model, call.args, call.kwargs, parameters=parameters, ran=ran)
+        try:
+            with random_numbers_kept(), in_silence(), parametrized_anew(), lent(state.iterators):
+                try:
+                    yield state
+                finally:
+                    interrupts.waits = True
+            if state.changed_parameter():
+                raise UpdatedError(
+                    "reroll.compile: the model changes a parameter in place in its forward. Use "
+                    "torch.compile(backend='reroll') for it."
+                )
+        finally:
+            state.restore()
 
 
 def shown_by(
