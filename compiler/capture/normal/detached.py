@@ -3,13 +3,14 @@ not read any more: ``h = h.detach(); h += f(x)``."""
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections import defaultdict
+from collections.abc import Iterable, Sequence, Set
 
 import torch
 from torch import fx
 
 from reroll.graph.effects import example, is_torchs
-from reroll.graph.inplace import operand, storage_of, updated_places
+from reroll.graph.inplace import operand, updated_places
 from reroll.graph.layouts import is_dense
 from reroll.graph.private import storage_id
 
@@ -28,44 +29,57 @@ def with_own_memory(graph: fx.Graph) -> fx.Graph:
         return graph
     new = fx.Graph()
     new.output(new.graph_copy(graph, {}))
-    for node in [each for each in new.nodes if cuts_gradients(each)]:
-        taken, others = _sharing(node)
+    sharing = defaultdict[int, list[fx.Node]](list)
+    for node in new.nodes:
+        for memory in memories(node):
+            sharing[memory].append(node)
+    for node in [each for each in reversed(new.nodes) if cuts_gradients(each)]:  # what is taken of it has its own then
+        memory = storage_id(node.meta["example_value"])
+        taken, others = _taken_of(node, sharing[memory])
         if _is_left(node, taken, others):
-            _clone(node, taken)
+            own = _clone(node, taken)
+            sharing[memory] = [each for each in sharing[memory] if each in others or each is node]
+            sharing[storage_id(own.meta["example_value"])] = [own, *(each for each in taken if each is not node)]
     return new
 
 
-def _sharing(node: fx.Node) -> tuple[dict[fx.Node, None], set[fx.Node]]:
-    """What shares the memory of a node: what was taken of the node, and all else."""
-    storage, taken, others = storage_of(node), {node: None}, set[fx.Node]()
-    for each in node.graph.nodes:
-        if each is not node and storage is not None and holds(each, storage):
+def _taken_of(node: fx.Node, sharing: Sequence[fx.Node]) -> tuple[dict[fx.Node, None], set[fx.Node]]:
+    """Of what shares the memory of a node, in the graph's order: what was taken of the node, and all else."""
+    taken, others = {node: None}, set[fx.Node]()
+    for each in sharing:
+        if each is not node:
             places = updated_places(each)
             bases = [operand(each, places[0])] if places else each.all_input_nodes
-            known = next((base for base in bases if base in taken or base in others), None)
-            if known in taken:
+            if next((base for base in bases if base in taken or base in others), None) in taken:
                 taken[each] = None
             else:
                 others.add(each)
     return taken, others
 
 
-def holds(node: fx.Node, storage: int) -> bool:
-    """Whether a node gives a tensor in some memory, alone or among others."""
+def memories(node: fx.Node) -> set[int]:
+    """The memory of the tensors that a node gives, alone or several."""
     value = node.meta.get("example_value")
     values = value if isinstance(value, tuple | list) else (value,)
-    return any(isinstance(each, torch.Tensor) and storage_id(each) == storage for each in values)
+    return {storage_id(each) for each in values if isinstance(each, torch.Tensor)}
+
+
+def _updates(nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    """What updates one of some nodes in place, in the graph's order."""
+    found = {
+        user for each in nodes for user in each.users if any(operand(user, at) is each for at in updated_places(user))
+    }
+    return sorted(found)
 
 
 def _is_left(node: fx.Node, taken: dict[fx.Node, None], others: Set[fx.Node]) -> bool:
     """Whether nothing reads the others once what was taken is updated, and nothing updates them meanwhile."""
-    updated = {each: {operand(each, place) for place in updated_places(each)} for each in node.graph.nodes}
-    first = next((each for each, operands in updated.items() if operands & taken.keys()), node)
+    first = next(iter(_updates(taken)), node)
     return (
         all(_lies_in(example(each), node.meta["example_value"]) for each in taken)
         and all(each.op not in ("placeholder", "get_attr") and is_torchs(each) for each in others)
         and all(not first < user and is_torchs(user) for each in others for user in each.users)
-        and not any(node < each for each, operands in updated.items() if operands & others)
+        and not any(node < each for each in _updates(others))
     )
 
 
@@ -74,7 +88,8 @@ def _lies_in(value: torch.Tensor | None, whole: torch.Tensor) -> bool:
     return value is not None and value.dtype == whole.dtype and is_dense(whole) and value.numel() <= whole.numel()
 
 
-def _clone(node: fx.Node, taken: dict[fx.Node, None]) -> None:
+def _clone(node: fx.Node, taken: dict[fx.Node, None]) -> fx.Node:
+    """Put a clone behind a node, of which all was taken then: in memory of its own."""
     value: torch.Tensor = node.meta["example_value"]
     memory = value.detach().new_empty(value.numel())
     with node.graph.inserting_before(node.next):
@@ -86,3 +101,4 @@ def _clone(node: fx.Node, taken: dict[fx.Node, None]) -> None:
         old = each.meta["example_value"]
         viewed = memory.as_strided(old.shape, old.stride(), old.storage_offset() - value.storage_offset())
         each.meta["example_value"] = viewed.requires_grad_(old.requires_grad)
+    return own

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.normal.detached import cuts_gradients, holds, with_own_memory
+from reroll.capture.normal.detached import cuts_gradients, memories, with_own_memory
 from reroll.errors import CaptureError
 from reroll.graph.effects import example, gives_operand, spelled
 from reroll.graph.inplace import Place, operand, out_of_place, spell, storage_of, updated_places
@@ -154,7 +154,7 @@ class _Rewriter:
             self.first[storage] = self.env[node]
             return
         bases = [base for base in node.all_input_nodes if self._memory(base) == storage]
-        bases = bases or [base for base in node.all_input_nodes if holds(base, storage)]
+        bases = bases or [base for base in node.all_input_nodes if storage in memories(base)]
         if not bases:
             raise CaptureError(
                 f"{where(node)}: the value shares memory with one that is updated in place, in a way that reroll "
@@ -181,7 +181,7 @@ class _Rewriter:
         if own is not None or node.meta.get("example_value") is None:
             return own
         read = {each for base in node.all_input_nodes if (each := storage_of(base)) in self.touched}
-        return next((each for each in read if each is not None and holds(node, each)), None)
+        return next((each for each in read if each is not None and each in memories(node)), None)
 
     def _update(self, node: fx.Node, places: tuple[Place, ...]) -> None:
         values = [operand(node, place) for place in places]

@@ -122,6 +122,15 @@ def left_behind(x: Tensor, y: Tensor) -> Any:
     return w, h
 
 
+def handed_on(x: Tensor, y: Tensor) -> Any:
+    """One memory is detached and updated again and again."""
+    h = x * y
+    for _ in range(3):
+        h = h.detach()
+        h += x.square()
+    return h
+
+
 NETWORKS = (
     chained,
     aliased,
@@ -136,6 +145,7 @@ NETWORKS = (
     statistics,
     two_results,
     left_behind,
+    handed_on,
 )
 
 
