@@ -89,10 +89,10 @@ PARTS: Mapping[Any, Callable[..., Any]] = {
 
 
 def _gru(x_BI: Tensor, h_BH: Tensor, w_x: Tensor, w_h: Tensor, b_x: Bias = None, b_h: Bias = None) -> Tensor:
-    x_r, x_z, x_n = linear(x_BI, w_x, b_x).unsafe_chunk(3, 1)
-    h_r, h_z, h_n = linear(h_BH, w_h, b_h).unsafe_chunk(3, 1)
+    x_r, x_z, x_n = linear(x_BI, w_x, b_x).chunk(3, 1)
+    h_r, h_z, h_n = linear(h_BH, w_h, b_h).chunk(3, 1)
     r, z = (h_r + x_r).sigmoid(), (h_z + x_z).sigmoid()
-    n = (x_n + h_n * r).tanh()
+    n = (x_n + h_n.clone() * r).tanh()  # a backward reads that third, and is not to keep all
     return (h_BH - n) * z + n
 
 
@@ -100,7 +100,7 @@ def _lstm(
     x_BI: Tensor, state: Sequence[Tensor], w_x: Tensor, w_h: Tensor, b_x: Bias = None, b_h: Bias = None
 ) -> tuple[Tensor, Tensor]:
     h_BH, c_BH = state
-    i, f, g, o = (linear(h_BH, w_h, b_h) + linear(x_BI, w_x, b_x)).unsafe_chunk(4, 1)
+    i, f, g, o = (linear(h_BH, w_h, b_h) + linear(x_BI, w_x, b_x)).chunk(4, 1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
     c_next_BH = f * c_BH + i * g
     return o * c_next_BH.tanh(), c_next_BH

@@ -160,25 +160,27 @@ def test_statistics_that_are_updated_by_default(door: str) -> None:
 class Detached(nn.Module):
     """A row that begins detached, and gets a gradient by an update in place."""
 
-    def __init__(self, copied: bool) -> None:
+    def __init__(self, copied: bool, read: bool = False) -> None:
         super().__init__()
-        self.weight, self.copied = nn.Parameter(torch.randn(4, 4) / 2), copied
+        self.weight, self.copied, self.read = nn.Parameter(torch.randn(4, 4) / 2), copied, read
 
     def forward(self, x: Tensor) -> Tensor:
         h, rows = x.new_ones(3, 4), []
         for t in range(x.shape[0]):
             row = h.detach()
-            row = row.clone() if self.copied else row * 1 if t % 2 else torch.zeros_like(row).detach()
+            zeros = torch.zeros_like(row)
+            row = row.clone() if self.copied else row * 1 if t % 2 else zeros.detach()
             row += h @ self.weight
-            rows.append(row)
+            rows.append(row + zeros if self.read else row)
             h = 0.9 * h + x[t]
         return torch.stack(rows)
 
 
 def test_updates_of_what_was_detached_keep_their_gradients() -> None:
     x = torch.randn(12, 3, 4, dtype=D)
-    copied, net = Detached(copied=True).to(D), Detached(copied=False).to(D)
+    copied, net = Detached(copied=True).to(D), Detached(copied=False, read=True).to(D)
     reroll.check(reroll.compile(copied, lowering="eager"), x, strict=True, measure=False)
+    reroll.check(reroll.compile(Detached(copied=False).to(D), lowering="eager"), x, strict=True, measure=False)
     for run in (reroll.compile(net, lowering="eager"), torch.compile(net, backend="reroll")):
         with pytest.warns(reroll.RerollWarning, match=r"what detach\(\) gave is updated in place"):
             reroll.check(run, x, strict=True, measure=False)
