@@ -281,7 +281,7 @@ def rolled(
             compile_usual(loops(parsed), parsed, len(every))
 
     def held(results: Mapping[str, Results]) -> Mapping[str, Around]:
-        return bytes_around(assemble(bare, found.outer, dict.fromkeys(results, nn.Identity())), results)
+        return bytes_around(assemble(bare, found.outer, {name: nn.Identity() for name in results}), results)
 
     def placed(way: Options, told: bool = True) -> tuple[Plans, fx.GraphModule]:
         plans = Plans(build_all(loops(way), way, held, shared.known, conditions), told=told)

@@ -296,7 +296,7 @@ def _settle_gradients(recurrence: Recurrence, fakes: list[torch.Tensor], slots: 
     while grown and not all(carry.requires_grad for carry in able):
         results = recurrence.step(*carries, *_at(slots, fakes, 0))
         grown = False
-        for carry, result in zip(carries, results, strict=False):
+        for carry, result in zip(carries, results[: len(carries)], strict=True):
             if result.requires_grad and not carry.requires_grad:
                 carry.requires_grad_(True)
                 grown = True

@@ -165,8 +165,8 @@ class Proof:
         price = f"off by {found.error:.0e} of a largest entry at most, in {found.seconds:.2f} CPU s"
         told = f"{found.what}{whose} are those of torch on the values of a call: {price}"
         without = f"gradients were not compared, as {found.why}" if found.why else ""
-        whose = _BY_STEPS if found.why == _NO_ROOM and found.what == _BOTH else without
-        return "; ".join(filter(None, (told, whose, found.segments)))
+        gradients = _BY_STEPS if found.why == _NO_ROOM and found.what == _BOTH else without
+        return "; ".join(filter(None, (told, gradients, found.segments)))
 
     @property
     def whole(self) -> bool:

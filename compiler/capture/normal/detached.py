@@ -12,6 +12,7 @@ from torch import fx
 from reroll.graph.effects import example, is_torchs
 from reroll.graph.inplace import operand, updated_places
 from reroll.graph.layouts import is_dense
+from reroll.graph.nested import tensors_of
 from reroll.graph.private import storage_id
 
 
@@ -59,9 +60,7 @@ def _taken_of(node: fx.Node, sharing: Sequence[fx.Node]) -> tuple[dict[fx.Node, 
 
 def memories(node: fx.Node) -> set[int]:
     """The memory of the tensors that a node gives, alone or several."""
-    value = node.meta.get("example_value")
-    values = value if isinstance(value, tuple | list) else (value,)
-    return {storage_id(each) for each in values if isinstance(each, torch.Tensor)}
+    return {storage_id(each) for each in tensors_of(node.meta.get("example_value"))}
 
 
 def _updates(nodes: Iterable[fx.Node]) -> list[fx.Node]:
