@@ -409,6 +409,8 @@ def staged(takeover: Takeover, make: Callable[[Options], Graph], present: Graph 
     then its compiled segments are tried at each call."""
     made = takeover.made(make, present)
     if present is None or made is present or not takeover.told or present.proof.how == "always":
+        if present is not None and present.proof.proved is not None and made.proof.proved is None:
+            made.proof.missed = f"no call with these segments was made yet; before, {present.proof.told}"
         return made
     if present.proof.proved is not None:
         present.proof.proved = replace(present.proof.proved, segments=takeover.told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reroll.backends.construct.stages.proof import say_refused
 from reroll.backends.construct.stages.seen import (
     FOLLOWING,
     TOLERANCE,
@@ -31,6 +33,7 @@ from reroll.backends.measure.plain import mean_squares, named_leaves
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.errors import DifferenceError, RerollError, UnsupportedError
 from reroll.graph.nested import places_of
+from reroll.graph.private import saved_as_copies, was_updated
 from reroll.words.units import nbytes_text, seconds_text
 
 
@@ -145,9 +148,22 @@ class _Call:
     def __init__(self, plain: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any], loss: Any, seed: int) -> None:
         self.plain, self.inputs, self.kwargs, self.loss, self.seed = plain, inputs, kwargs, loss, seed
         self.leaves = dict(named_leaves(plain, inputs, kwargs))
+        self.refused = set[int]()  # models that torch does not go backward through as they are
 
     def seen(self, model: Any) -> Seen:
-        """What a step of the plain or of the compiled model shows."""
+        """What a step of the plain or of the compiled model shows. Where torch refuses to go backward after an update
+        in place, it saves copies of what is updated."""
+        try:
+            return self._seen(model)
+        except RuntimeError as error:
+            if not was_updated(error):
+                raise
+            self.refused.add(id(model))
+            if model is self.plain:
+                say_refused(str(error))
+            return self._seen(model)
+
+    def _seen(self, model: Any) -> Seen:
         state = State.of(self.plain, self.inputs, self.kwargs, parameters=True)
         seen = Seen()
         try:
@@ -179,10 +195,11 @@ class _Call:
         torch.manual_seed(self.seed)
         random.seed(self.seed)
         np.random.seed(self.seed)  # noqa: NPY002  # the state that users share
-        result = model(*self.inputs, **self.kwargs)
-        if not self.leaves or not any(each.requires_grad for _, each in places_of(result)):
-            return result, [None] * len(self.leaves)
-        return result, list(torch.autograd.grad(self.loss(result), list(self.leaves), allow_unused=True))
+        with saved_as_copies() if id(model) in self.refused else nullcontext():
+            result = model(*self.inputs, **self.kwargs)
+            if not self.leaves or not any(each.requires_grad for _, each in places_of(result)):
+                return result, [None] * len(self.leaves)
+            return result, list(torch.autograd.grad(self.loss(result), list(self.leaves), allow_unused=True))
 
 
 def _times(before: float, after: float, better: str, worse: str) -> str:

@@ -7,6 +7,7 @@
     python benchmarks/campaign/campaign.py --of sizes             # the same, each with several sizes of the batch
     python benchmarks/campaign/campaign.py --of losses            # programs that end in losses, sums and last rows
     python benchmarks/campaign/campaign.py --of wholes            # programs whose steps read all of a sequence
+    python benchmarks/campaign/campaign.py --of updated           # programs that update what was read before in place
     python benchmarks/campaign/campaign.py --of kinds             # held containers, hooks, sizes inside, layouts, ...
     python benchmarks/campaign/campaign.py --of "kinds lowered"   # the same by inductor
     python benchmarks/campaign/campaign.py --of turns             # steps by number, no_grad, maps, states, views, ...
@@ -44,7 +45,7 @@ from blame import blame
 from changed_networks import Mutant, mutant
 from judge import DEFECTS, Text, Verdict, Way, judge, judge_calls, judge_mutant, judge_sizes
 from kinds import Model, at_length, model
-from programs import Program, generate
+from programs import Program, generate, updated
 from record import RESULT, Section, environment, read, write
 from rich.console import Console
 from rich.table import Table
@@ -123,7 +124,7 @@ def way_unproved(seed: int, way: Way) -> Way:
 
 Subject = Program | Mutant | Stack | Model
 JUDGES: dict[str, Callable[[Any, Way], Verdict]] = dict.fromkeys(
-    ("programs", "lowered", "stacks", "losses", "wholes"), judge
+    ("programs", "lowered", "stacks", "losses", "wholes", "updated"), judge
 )
 JUDGES |= {"mutants": judge_mutant, "sizes": judge_sizes, "truncated": judge_truncated}
 JUDGES |= dict.fromkeys(("kinds", "kinds lowered", "turns", "long"), judge_calls)
@@ -149,6 +150,9 @@ def subject(of: str, seed: int) -> tuple[Subject, Way]:
         way = way_unproved(seed, way) if of == "turns" else way
         made = model(seed, way.door, draws=of != "kinds lowered", turns=of == "turns")
         return replace(made, way=way.text()), way
+    if of == "updated":
+        program = updated(generate(seed))
+        return program, way_unproved(seed, way_of(seed, program.random))
     program = generate(seed, losses=of == "losses", wholes=of == "wholes")
     return program, (way_lowered if of in ("lowered", "sizes") else way_of)(seed, program.random)
 

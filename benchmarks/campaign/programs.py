@@ -468,6 +468,27 @@ def generate(seed: int, *, losses: bool = False, wholes: bool = False) -> Progra
     return _boxed(program, draw.choice(BOXES)) if draw.random() < 0.15 else program
 
 
+UPDATED = ("{0}.mul_(0.9)", "{0} += 0.1 * h0.detach()", "{0}.clamp_(-0.8, 0.8)", "{0}.tanh_()", "{0}[0].mul_(0.5)")
+SCANNED = ("c0 = c0.detach()", "c0 += 0.3 * {0}")
+
+
+def updated(program: Program) -> Program:
+    """The program with updates in place of values of its step, behind what reads them: torch refuses to go backward
+    where what reads them saves them."""
+    draw = random.Random(f"updated {program.seed}")
+    lines = list(program.step)
+    for _ in range(draw.choice((1, 1, 2))):
+        made = [number for number, line in enumerate(lines) if re.match(r"m\d+ = (?!\w+\[)", line)]  # no row
+        if made:
+            first = draw.choice(made)
+            places = [number for number in range(first + 1, len(lines) + 1) if not _indent("".join(lines[number:][:1]))]
+            lines.insert(draw.choice(places), draw.choice(UPDATED).format(lines[first].split()[0]))
+    matrices = [line.split()[0] for line in lines if re.match(r"m\d+ = ", line)]
+    if matrices and draw.random() < 0.4:
+        lines += [line.format(draw.choice(matrices)) for line in SCANNED]
+    return replace(program, step=tuple(lines))
+
+
 def _boxed(program: Program, form: str) -> Program:
     """The program with its carries as entries of a dict, or attributes of an object."""
 

@@ -244,6 +244,17 @@ def _itself(value: torch.Tensor) -> torch.Tensor:
     return value
 
 
+def saved_as_copies() -> torch.autograd.graph.saved_tensors_hooks:
+    """A context in which autograd saves copies, which later updates in place do not reach: of a model in which torch
+    refuses to go backward after such an update, it gives the gradients of each value as it was when it was read."""
+    return torch.autograd.graph.saved_tensors_hooks(lambda value: value.detach().clone(), _itself)
+
+
+def was_updated(error: Exception) -> bool:
+    """Whether torch refused to go backward, as a tensor that it had saved was updated in place afterwards."""
+    return isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error)
+
+
 _PASSED_ON: Callable[[torch.Tensor], torch.Tensor] = torch._C._functions.DelayedError(
     "reroll.compile: a run that looks at a model without its values has none to go backward with.", 1
 )

@@ -47,9 +47,9 @@ from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.available import free_bytes, free_disk
 from reroll.backends.tiers.device import home_of
 from reroll.backends.tiers.spill_file import SpillFile, spill_folder
-from reroll.errors import BudgetError, ProofError, is_shortage
+from reroll.errors import BudgetError, ProofError, is_shortage, warn
 from reroll.graph.nested import places_of
-from reroll.graph.private import saved_as_it_is, storage_id, version_of
+from reroll.graph.private import saved_as_copies, saved_as_it_is, storage_id, version_of, was_updated
 from reroll.passes import DEFAULT_PASSES
 from reroll.planning.options import Options, parse_budget
 
@@ -65,6 +65,7 @@ _NONE_TAKEN = "no gradients are taken"
 _BOTH = "values and gradients"
 _NO_ROOM = "there is no room for what torch saves for them"
 _BY_STEPS = "gradients are compared with those of the loops as captured, run step by step with checkpoints"
+_COPIES = "torch where it saves copies of what is updated in place"
 _REMEDY = (
     "Use lowering='eager' for this model until it is mended; proof='never' lets the compiled ones run all the same."
 )
@@ -110,6 +111,7 @@ class Proof:
     missed: str = ""
     proved: Proved | None = None
     departed: str = ""
+    updated: str = ""
     noise: torch.Generator | None = None
 
     @classmethod
@@ -166,7 +168,8 @@ class Proof:
         told = f"{found.what}{whose} are those of torch on the values of a call: {price}"
         without = f"gradients were not compared, as {found.why}" if found.why else ""
         gradients = _BY_STEPS if found.why == _NO_ROOM and found.what == _BOTH else without
-        return "; ".join(filter(None, (told, gradients, found.segments)))
+        copies = f"gradients are those of {_COPIES}" if self.updated else ""
+        return "; ".join(filter(None, (told, gradients, copies, found.segments)))
 
     @property
     def whole(self) -> bool:
@@ -233,10 +236,19 @@ class Proof:
         if self.how == "first":
             self.made, self.compiled = None, ()
         LOG.info("proved at %s: %s, off by %.0e at most, in %.2f CPU s", self.where, what, error, self.proved.seconds)
+        if self.updated:
+            say_refused(self.updated)
 
     def _with_gradients(self, reference: Callable[[], Seen], program: Callable[[Run], Seen]) -> Seen:
-        """What torch shows; where what it saves has no room, with the gradients of the loops, run step by step."""
-        seen = reference()
+        """What torch shows; where it refuses to go backward after an update in place, of copies of what it saves; where
+        what it saves has no room, with the gradients of the loops, run step by step."""
+        try:
+            seen = reference()
+        except RuntimeError as error:
+            if self.updated or not was_updated(error):
+                raise
+            self.updated = str(error)
+            seen = reference()
         if self.by_steps is None or self._why_values() != _NO_ROOM:
             return seen
         try:
@@ -316,7 +328,9 @@ class Proof:
         memory does not suffice."""
         if not wanted:
             return torch.autograd.graph.saved_tensors_hooks(lambda _: None, _not_asked)
-        return _on_disk(self.folder, {storage_id(each) for each in kept}) if self.spills else saved_as_it_is()
+        if self.spills:
+            return _on_disk(self.folder, set() if self.updated else {storage_id(each) for each in kept})
+        return saved_as_copies() if self.updated else saved_as_it_is()
 
     def _why_values(self) -> str:
         """Why gradients cannot be compared; empty if they are plain autograd's, and what torch saves has room."""
@@ -329,6 +343,16 @@ class Proof:
 def _plain_peak(built: Built) -> int:
     """Bytes that torch is predicted to hold of a loop; passes of the user's own have no say in it."""
     return plain_plan(replace(built, demand=replace(built.demand, passes=DEFAULT_PASSES))).prediction.peak
+
+
+def say_refused(error: str) -> None:
+    """Say that torch refuses to go backward after an update in place, and what is compared then."""
+    warn(
+        "Plain PyTorch does not go backward through this model, as a value that its backward reads is updated in place "
+        f"afterwards ({error.partition(' Hint:')[0].rstrip('.')}). reroll's gradients are those of each value as it "
+        f"was when it was read; they were compared with those of {_COPIES}. To train the model without reroll, too, read a "
+        "clone of what is updated later."
+    )
 
 
 def not_reproduced(trials: Trials) -> str:
@@ -435,15 +459,17 @@ def _on_disk(folder: Any, kept: Collection[int]) -> Iterator[None]:
     def pack(value: Tensor) -> Any:
         nonlocal end
         if value.layout is not torch.strided or not value.numel() or storage_id(value) in kept:
-            return value
+            return value, version_of(value)
         start, end = end, end + value.nbytes
         plain = value.detach().resolve_conj().resolve_neg().contiguous().cpu()
         file.write(start, iter([_bytes(plain)]))
         return start, value.shape, value.dtype, value.device
 
     def unpack(packed: Any) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
+        if isinstance(packed[0], Tensor):
+            if version_of(packed[0]) != packed[1]:
+                raise RuntimeError("what is saved was modified by an inplace operation")  # as torch says without hooks
+            return packed[0]
         start, shape, dtype, device = packed
         value = torch.empty(shape, dtype=dtype)
         file.read(start, iter([_bytes(value)]))

@@ -228,7 +228,7 @@ class _Rewriter:
             if not same and cuts_gradients(value):
                 raise CaptureError(
                     f"{where(update)}: what detach() gave is updated in place with a gradient, and shares memory with "
-                    "what it was taken of. Write clone() behind detach(), or the update out of place."
+                    "what it was taken of. Write clone() behind detach(), or the update out of place"
                 )
             if not same:
                 extra = value.args[1:]

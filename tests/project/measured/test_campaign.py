@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import reroll
+from reroll.backends.runtime.executable import Executable
 from reroll.errors import BudgetError, ProofError, UnsupportedError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -346,6 +347,16 @@ def test_threads_may_call_a_model_at_once(seed: int, monkeypatch: pytest.MonkeyP
     assert JUDGES["at once"](made, way).kind == "wrong"
 
 
+@pytest.mark.parametrize("seed", [1018, 1098])
+def test_what_torch_refuses_after_an_update_in_place_is_judged(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by plain torch where it saves copies."""
+    made, way = subject("updated", seed)
+    with pytest.warns(reroll.RerollWarning, match="Plain PyTorch does not go backward"):
+        assert judge(made, way).kind == "equal"
+    monkeypatch.setattr(Executable, "passed_on", lambda _, grads, __: [None] * len(grads))
+    assert judge(made, way).kind == "wrong"
+
+
 def kept(section: str) -> Any:
     found = json.loads(RESULT.read_text()).get(section)
     if found is None:
@@ -367,7 +378,7 @@ SECTIONS = (
 )
 
 
-@pytest.mark.parametrize("section", [*SECTIONS, "turns", "at once", "long"])
+@pytest.mark.parametrize("section", [*SECTIONS, "turns", "at once", "long", "updated"])
 def test_what_is_kept_of_programs_adds_up_and_no_defect_is_open(section: str) -> None:
     found = kept(section)
     runs = found["runs"]

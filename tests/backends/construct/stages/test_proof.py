@@ -17,6 +17,7 @@ from reroll.backends.construct.stages.proof import Proof
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.node import Rolled
 from reroll.capture.interpreter import LoopInterpreter
+from reroll.graph.private import saved_as_copies
 
 STEPS = 12
 
@@ -410,6 +411,49 @@ def test_a_buffer_that_a_program_leaves_as_it_was_is_found(size: int, monkeypatc
     with pytest.raises(reroll.ProofError, match=r"inputs that are changed|afterwards count"):
         through("backend", model)(x_TBI)
     assert size > 1 or float(model.count) == 0
+
+
+class FastWeights(nn.Module):
+    """Weights that each step reads and then updates in place, as no gradient is to pass on from step to step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_in = nn.Linear(4, 4)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BI, fast_BII, rows = x_TBI[0] * 0, x_TBI.new_zeros(x_TBI.shape[1], 4, 4), []
+        for t in range(x_TBI.shape[0]):
+            read_BI = (fast_BII @ h_BI.unsqueeze(-1)).squeeze(-1)
+            h_BI = torch.tanh(self.read_in(x_TBI[t]) + read_BI)
+            fast_BII = fast_BII.detach()
+            fast_BII += 0.1 * h_BI.unsqueeze(-1) * h_BI.unsqueeze(-2)
+            rows.append(h_BI)
+        return torch.stack(rows)
+
+
+@pytest.mark.parametrize("door", ["compile", "backend"])
+def test_what_torch_refuses_to_go_backward_through_is_compared_with_copies(
+    door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That torch refuses it is said; nothing else shows it."""
+    model, (_, x) = FastWeights().double(), made()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        model(x).sum().backward()
+    with saved_as_copies():
+        model(x).sum().backward()
+    expected, model.read_in.weight.grad = model.read_in.weight.grad, None
+    found = proofs(monkeypatch)
+    with pytest.warns(reroll.RerollWarning, match="Plain PyTorch does not go backward through this model"):
+        through(door, model)(x).sum().backward()
+    torch.testing.assert_close(model.read_in.weight.grad, expected)
+    (proof,) = found
+    assert proof.proved is not None
+    assert proof.proved.what == "values and gradients"
+    assert proof.whole
+    assert "gradients are those of torch where it saves copies" in proof.told
+    monkeypatch.setattr(Executable, "passed_on", lambda _, grads, __: [None] * len(grads))
+    with pytest.raises(reroll.ProofError, match=r"gradient of .* off"):
+        through(door, model)(x)
 
 
 def leave(part: float, monkeypatch: pytest.MonkeyPatch) -> None:
