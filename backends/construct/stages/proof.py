@@ -347,11 +347,11 @@ def _plain_peak(built: Built) -> int:
 
 def say_refused(error: str) -> None:
     """Say that torch refuses to go backward after an update in place, and what is compared then."""
+    what = error.partition(" Hint:")[0].rstrip(".")
     warn(
         "Plain PyTorch does not go backward through this model, as a value that its backward reads is updated in place "
-        f"afterwards ({error.partition(' Hint:')[0].rstrip('.')}). reroll's gradients are those of each value as it "
-        f"was when it was read; they were compared with those of {_COPIES}. To train the model without reroll, too, read a "
-        "clone of what is updated later."
+        f"afterwards ({what}). The gradients of reroll are those of each value as it was when it was read, and were "
+        f"compared with those of {_COPIES}. To train the model without reroll, too, read a clone of what is updated later."
     )
 
 
