@@ -351,7 +351,7 @@ def say_refused(error: str) -> None:
     warn(
         "Plain PyTorch does not go backward through this model, as a value that its backward reads is updated in place "
         f"afterwards ({what}). The gradients of reroll are those of each value as it was when it was read, and were "
-        f"compared with those of {_COPIES}. To train the model without reroll, too, read a clone of what is updated later."
+        f"compared with those of {_COPIES}. To train the model without reroll, too, read a clone of what is updated."
     )
 
 
