@@ -33,7 +33,7 @@ from reroll.planning.options import Options
 
 CALL = 9
 """The first training call at which compiled segments may take over."""
-COMPILING = 16.0
+COMPILING = 30.0
 """Seconds of eager training after which they do: about what it takes to compile them."""
 
 AGAIN = 2.0
