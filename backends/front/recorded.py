@@ -204,7 +204,7 @@ class Recorded:
         """Run the model with nothing around it, for what code runs: whether it raises nothing."""
         with contextlib.redirect_stdout(io.StringIO()), _complaints(), _refused():
             try:
-                with ran.noting(), PlainRun():
+                with ran.noting(importing=True), PlainRun():
                     self._run_alone(call)
             except (UpdatedError, TakenError, SpokenError):
                 raise

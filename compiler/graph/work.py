@@ -13,7 +13,7 @@ from reroll.graph.memory import result_nbytes
 aten = torch.ops.aten
 _FLOPS = 4.0  # of products, in the time in which a core moves a byte
 _SECONDS = 5e-6, 1e-10, 1.25e-11
-"""About how long a core takes to begin an operation of torch's, to move a byte, and for one multiplication or addition of
+"""About how long a core takes to begin an operation of torch, to move a byte, and for one multiplication or addition of
 a product: within a half of what seven networks took on one with AVX-512."""
 _ON_A_CPU = {  # attention of which torch counts the twin on other devices alone
     aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,

@@ -107,14 +107,16 @@ def is_iterator(value: Any) -> bool:
 
 
 class Outside:
-    """Refuses calls of C functions that take something from outside. ``refused``: with what it did."""
+    """Refuses calls of C functions that take something from outside. ``refused``: with what it did. importing: whether
+    modules may be imported, which no later run does again."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, importing: bool = False) -> None:
         self.refused: TakenError | None = None
+        self.importing = importing
 
     def refuse(self, frame: types.FrameType, function: Any) -> None:
         """Raise TakenError where the model makes such a call."""
-        if function.__name__ in _NAMES and _takes(function) and (caller := _caller(frame)) is not None:
+        if function.__name__ in _NAMES and _takes(function) and (caller := _caller(frame, self.importing)):
             self.refused = TakenError(
                 f"reroll.compile: the model reads or writes outside of Python ({function.__qualname__}), at "
                 f"{line_of(caller)}, which a record of its operations does not do. Do that before the model is called, "
@@ -136,14 +138,21 @@ def _takes(function: Any) -> bool:
     return name in _OF_MODULES.get(module, ())
 
 
-def _caller(frame: types.FrameType | None) -> types.FrameType | None:
-    """Where the model makes a call, by Python's libraries perhaps; None for what Python, torch or reroll call."""
+def _caller(frame: types.FrameType | None, importing: bool) -> types.FrameType | None:
+    """Where the model makes a call, by Python's libraries perhaps; None for what Python, torch or reroll call, and for
+    what a module does that is imported, where it may be."""
+    found: types.FrameType | None = None
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
         root = name.partition(".")[0]
-        if root in _BY_THEMSELVES or (root in _QUIET and name != "torch.serialization"):
+        if root == "importlib" and (found is None or (importing and frame.f_code.co_name == "_find_and_load")):
             return None
-        if root not in sys.stdlib_module_names and root != "torch":
-            return frame
+        if found is None:
+            if root in _BY_THEMSELVES or (root in _QUIET and name != "torch.serialization"):
+                return None
+            if root not in sys.stdlib_module_names and root != "torch":
+                found = frame
+        if found is not None and (not importing or root == "reroll"):  # which runs the model
+            return found
         frame = frame.f_back
-    return None
+    return found

@@ -32,11 +32,12 @@ class Ran:
         self.functions.clear()
 
     @contextmanager
-    def noting(self) -> Iterator[None]:
+    def noting(self, *, importing: bool = False) -> Iterator[None]:
         """Note what runs inside, in this thread; not what is called whenever Python collects, which is nothing of the
-        model's. Raises TakenError where it takes something from outside."""
+        model's. Raises TakenError where it takes something from outside, but for what modules do that are imported,
+        where they may be (``importing``)."""
         found: dict[tuple[types.CodeType, int], dict[str, Any]] = {}
-        outside = Outside()
+        outside = Outside(importing=importing)
 
         def note(frame: types.FrameType, event: str, of: object) -> None:
             if event == "call":

@@ -6,6 +6,7 @@ import copy
 import itertools
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 import reroll
+from reroll.backends.front.calls.arguments import Call
+from reroll.backends.front.full.at_length import Missing
 
 COUNT: Iterator[Any] = itertools.count(1)
 FILE = Path("nowhere")
@@ -178,6 +181,47 @@ def test_what_an_iterator_gives_may_be_given() -> None:
     for _ in range(3):
         scale = torch.tensor(next(numbers))
         torch.testing.assert_close(compiled(x, scale), Given()(x, scale))
+
+
+class Imported(Scaled):
+    """Imports a module in its forward, as libraries do; anew in each run, if wanted."""
+
+    again = False
+
+    def scale(self) -> float:
+        if self.again:
+            sys.modules.pop("imported_scale", None)
+        import imported_scale  # type: ignore[import-not-found]
+
+        return float(imported_scale.SCALE)
+
+
+@pytest.fixture
+def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """What a module reads that can be imported."""
+    read = "from pathlib import Path\nSCALE = float(Path(__file__).with_suffix('.txt').read_text())"
+    (tmp_path / "imported_scale.py").write_text(read)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / "imported_scale.txt"
+    sys.modules.pop("imported_scale", None)
+
+
+def test_what_a_module_reads_when_it_is_imported_is_read_once(imported: Path) -> None:
+    """A model whose first call imports a module is recorded all the same."""
+    plain = seeded(Imported)
+    compiled = reroll.compile(copy.deepcopy(plain), lowering="eager")
+    for steps, scale in ((9, "0.5"), (14, "0.25"), (9, "0.75")):
+        imported.write_text(scale)
+        x = torch.randn(steps, 2, 3)
+        torch.testing.assert_close(compiled(x), plain(x))
+    assert not compiled.reroll_caller.is_read
+
+
+def test_a_module_that_each_run_imports_anew_is_not_recorded(imported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Imported, "again", True)
+    imported.write_text("0.5")
+    compiled = reroll.compile(seeded(Imported), lowering="eager")
+    assert compiled.reroll_caller.at_length.found(Call((torch.randn(9, 2, 3),), {})) is Missing.UNTOLD
 
 
 @pytest.mark.parametrize("kind", [Opened, Asked, Written])
