@@ -67,6 +67,7 @@ campaign: $(STAMP)  ## look for defects: random programs, mutants, stacks of blo
 	$(PY) benchmarks/campaign/campaign.py --of lowered --seconds $(SECONDS) --workers $(WORKERS)
 	$(PY) benchmarks/campaign/campaign.py --of sizes --seconds $(SECONDS) --workers $(WORKERS)
 	$(PY) benchmarks/campaign/campaign.py --of losses --seconds $(SECONDS) --workers $(WORKERS)
+	$(PY) benchmarks/campaign/campaign.py --of updated --seconds $(SECONDS) --workers $(WORKERS)
 	$(PY) benchmarks/campaign/campaign.py --of wholes --seconds $(SECONDS) --workers $(WORKERS)
 	$(PY) benchmarks/campaign/campaign.py --of kinds --seconds $(SECONDS) --workers $(WORKERS)
 	$(PY) benchmarks/campaign/campaign.py --of "kinds lowered" --seconds $(SECONDS) --workers $(WORKERS)

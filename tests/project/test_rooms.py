@@ -1,42 +1,14 @@
-"""The rooms: no folder is too full to be read at a glance, and each says at its door what it is for."""
+"""The rooms: each says at its door what it is for."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from sources import PACKAGES, ROOT, sources
+from sources import ROOT, sources
 
-ENTRIES = 12
-MORE = {"compiler": 14, "docs": 18}  # README.md links to the pages of docs/ by their names; sections came beside them
-FREE = ("tests/networks",)  # a case for each network of others
 HEADER = ("In: ", "Out: ", "Nouns: ", "Mind: ")
-NO_ENTRY = ("__pycache__", "py.typed")
-
-
-def folders() -> Iterator[Path]:
-    """Every folder of the package, the tests, the demos and the documentation."""
-    for top in (*PACKAGES, "tests", "demos", "docs"):
-        yield from (path for path in (ROOT / top, *(ROOT / top).rglob("*")) if path.is_dir() and holds(path))
-
-
-def holds(folder: Path) -> list[Path]:
-    """The entries of a folder, without what Python and the demos leave there."""
-    if {"__pycache__", "out"} & set(folder.relative_to(ROOT).parts):
-        return []
-    return [path for path in folder.iterdir() if path.name not in (*NO_ENTRY, "out")]
-
-
-def cap(name: str) -> int:
-    return MORE.get(name, ENTRIES)
-
-
-def test_folders_are_read_at_a_glance() -> None:
-    found = {path.relative_to(ROOT).as_posix(): len(holds(path)) for path in folders()}
-    assert not {name: entries for name, entries in found.items() if entries > cap(name) and name not in FREE}
 
 
 def rooms() -> list[str]:

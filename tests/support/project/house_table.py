@@ -1,6 +1,8 @@
-"""What ``make house`` prints: figures of the files that are reported and not enforced, and folders by their entries.
+"""What ``make house`` prints: figures of files, functions and folders. None of them is enforced.
 
-A file is cut where its subject ends, never to please a number.
+A file, a function or a folder is cut where its subject ends, never to please a number; and merged where a part says no
+more than the whole. A *private function with one caller* is one that a cut has made, as a rule: its name says more than
+its body, or its body belongs where it is called.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from rich.table import Table
 
 from sources import PACKAGES, ROOT, Function, Source, imported, sources, within
 
-LONG, SHORT, PARAMETERS, IMPORTS = 400, 40, 6, 12
+LONG, SHORT, PARAMETERS, IMPORTS, FUNCTION, ENTRIES = 600, 40, 6, 12, 60, 20
 MEDIAN = "half of the files have at most {} lines, nine in ten at most {}"
 
 
@@ -32,7 +34,8 @@ class Figures:
     def told(self) -> bool:
         """Whether one of them is beyond what is usual."""
         short = self.lines < SHORT and not self.path.startswith("passes/") and not self.path.endswith("__.py")
-        return self.lines > LONG or short or self.imports > IMPORTS or self.parameters > PARAMETERS
+        wide = self.imports > IMPORTS or self.parameters > PARAMETERS
+        return self.lines > LONG or short or wide or self.longest > FUNCTION
 
 
 def figures(source: Source) -> Figures:
@@ -59,6 +62,26 @@ def _parameters(function: Function) -> int:
     return len(own) + len(function.args.kwonlyargs)
 
 
+def called_once(source: Source) -> tuple[int, int]:
+    """Private functions of a file, and those of them whose name stands there once but for the definition."""
+    private = [each.name for each in source.functions if each.name.startswith("_") and not each.name.endswith("__")]
+    named = Counter[str]()
+    for node in source.nodes:
+        if isinstance(node, ast.Name | ast.Attribute):
+            named[node.id if isinstance(node, ast.Name) else node.attr] += 1
+    return len(private), sum(named[name] == 1 for name in private)
+
+
+def full_folders() -> list[tuple[str, int]]:
+    """Folders of the package, the tests and the documentation with many entries, and how many they have."""
+    tops = (ROOT / top for top in (*PACKAGES, "tests", "demos", "docs", "benchmarks"))
+    folders = (
+        path for top in tops for path in (top, *top.rglob("*")) if path.is_dir() and "__pycache__" not in str(path)
+    )
+    entries = {path: sum(each.name != "__pycache__" for each in path.iterdir()) for path in folders}
+    return sorted((path.relative_to(ROOT).as_posix(), count) for path, count in entries.items() if count > ENTRIES)
+
+
 def _shown(value: int, usual: bool) -> str:
     return str(value) if usual else f"[bold]{value}[/bold]"
 
@@ -73,14 +96,15 @@ def main() -> None:
             _shown(each.lines, SHORT <= each.lines <= LONG),
             _shown(each.imports, each.imports <= IMPORTS),
             _shown(each.parameters, each.parameters <= PARAMETERS),
-            str(each.longest),
+            _shown(each.longest, each.longest <= FUNCTION),
         )
     console.print(table)
     lines = sorted(each.lines for each in found)
     console.print(f"{len(found)} files, {sum(lines):,} lines;", MEDIAN.format(lines[len(lines) // 2], _at(lines, 0.9)))
-    parents = ((ROOT / each.path).parent.relative_to(ROOT).as_posix() for each in found)
-    full = ", ".join(f"{folder} {entries}" for folder, entries in Counter(parents).most_common(6))
-    console.print(f"most modules: {full}")
+    counts = [called_once(each) for each in sources() if each.folder in PACKAGES]
+    private, once = (sum(column) for column in zip(*counts, strict=True))
+    console.print(f"{once:,} of {private:,} private functions ({once / private:.0%}) have one caller")
+    console.print(f"folders of more than {ENTRIES}: {', '.join(f'{name} {count}' for name, count in full_folders())}")
 
 
 def _at(values: list[int], share: float) -> int:
