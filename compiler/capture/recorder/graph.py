@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from reroll.capture.folded import UNFOLD, is_row
 from reroll.capture.recorder.dependence import Dependence
 from reroll.capture.recorder.events import SCAN, History, noted_for_backward, step_by_step
+from reroll.capture.recorder.follow import Follower
 from reroll.capture.recorder.identity import Same, holds_tensors, may_change_unseen
 from reroll.capture.recorder.packing import Packing
 from reroll.capture.recorder.repeats import Event, Repeats, flat, look_of
@@ -44,13 +45,11 @@ from reroll.graph.private import (
     another_of,
     any_autocast,
     applied_functions,
-    dispatch_modes,
     is_higher_order,
     is_of_users,
     map_aggregate,
     set_grad_enabled,
     storage_id,
-    unseen,
     version_of,
 )
 
@@ -107,6 +106,7 @@ class GraphRecorder(TorchFunctionMode):
         self.calling = self.writing = self.settled = False
         self.refusal: Unrecordable | None = None
         self.forward: Forward | None = None
+        self.follower = Follower(self)
         self.noting: Any = None  # who is told which code of the model runs
         for index, value in enumerate(outside):
             node = _input_of(self.graph, (names or {}).get(id(value), f"outside_{index}"))
@@ -135,7 +135,7 @@ class GraphRecorder(TorchFunctionMode):
                 raise self.refusal
         finally:
             self.refusal = None
-        self._check_states()
+        self.check_states()
 
     def finish(self, results: Sequence[Any]) -> tuple[fx.GraphModule, list[int], dict[int, int]]:
         """The graph that gives ``results``, which of the tensors from outside it reads, in order, and the values of
@@ -165,7 +165,14 @@ class GraphRecorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return silently(self._operation, func, args, kwargs or {})
+        noting = sys.getprofile()
+        if not callable(noting):
+            return self._operation(func, args, kwargs or {})
+        sys.setprofile(None)  # as silently() does, which would be called for each operation
+        try:
+            return self._operation(func, args, kwargs or {})
+        finally:
+            sys.setprofile(noting)
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.writing:
@@ -179,7 +186,7 @@ class GraphRecorder(TorchFunctionMode):
             result = func(*args, **kwargs)
             return result if not isinstance(result, Tensor) else self.refuse(f"{func} gave a tensor")
         if self.repeats.loop is not None:
-            expected, result = self._followed(func, args, kwargs, func)
+            expected, result = self.follower.follow(func, args, kwargs, func)
             if expected:
                 return result
             if result is not NotImplemented:
@@ -190,46 +197,6 @@ class GraphRecorder(TorchFunctionMode):
                 self.repeats.barrier()
                 return found
         return self._written(func, args, kwargs)
-
-    def _followed(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]
-    ) -> tuple[bool, Any]:
-        """Run an operation where it is the one that is expected: whether it gave what is expected, and the result,
-        NotImplemented where it was not run. If it is another one, what is open ends."""
-        repeats, modes = self.repeats, any_autocast() or torch.is_inference_mode_enabled() is not self.inference
-        self.writing = True
-        try:
-            operands = None if modes else repeats.expects(func, args, kwargs, self._place_if_same)
-            if operands is None:
-                repeats.end()
-                return False, NotImplemented
-            written = repeats.writes(operands)
-            if draws := repeats.draws():
-                self._check_states()
-            result = self._running(func, run, args, kwargs)
-            made = repeats.given(result, lambda value: self._place_of(value) >= 0)
-            if made is None:
-                repeats.end()
-                return False, result
-            if draws:
-                self.states.note()
-            self.versions.note(value for value, _ in made)
-            for value, place in made:
-                known = self.known[id(value)] = weakref.ref(value), place
-                self.history.made(value, known[0])
-            self.versions.updated({storage_id(value) for value in written})
-            return True, result
-        finally:
-            self.writing = False
-
-    def _running(self, func: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an operation gives that is not written down; one like it was watched."""
-        self.calling, self.writing = True, False
-        try:
-            with nullcontext() if dispatch_modes() > 1 else unseen(), self._noted(func):
-                return run(*args, **kwargs)
-        finally:
-            self.calling, self.writing = False, True
 
     def _noted(self, func: Any) -> AbstractContextManager[None]:
         """The Python code that an operation is made of is noted while it runs, but for that of operators of users'."""
@@ -295,7 +262,8 @@ class GraphRecorder(TorchFunctionMode):
         plain = isinstance(value, Tensor) and value.layout == torch.strided
         return self.fakes(value) if plain else value
 
-    def _check_states(self) -> None:
+    def check_states(self) -> None:
+        """Refuse random numbers that were drawn or set unseen."""
         if self.states.are_changed:
             self.refuse("the state of torch's random numbers is set, or they are drawn unseen")
 
@@ -459,7 +427,7 @@ class GraphRecorder(TorchFunctionMode):
     def _applied(self, function: Any, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         ran: Any = NotImplemented
         if self.repeats.loop is not None:
-            expected, ran = self._followed(function, args, kwargs, inner)
+            expected, ran = self.follower.follow(function, args, kwargs, inner)
             if expected:
                 return ran
         objects = {place: value for place, value in enumerate(args) if _is_object(value)}
@@ -518,7 +486,7 @@ class GraphRecorder(TorchFunctionMode):
             node.meta[CHECKPOINTED] = True
         updated = [operand_at(node, place) for place in updated_places(node)]
         self._check_updates(updated, node)
-        self._check_states()
+        self.check_states()
         operands = list({id(each): each for each in tensors_of((call.args, call.kwargs))}.values())
         result = self._run(node, call, run, operands, {self.dependence.memory[leaf] for leaf in updated})
         names = isinstance(result, torch.device | torch.dtype) and not operands  # a device or type that no tensor has

@@ -39,7 +39,7 @@ WHOLE = 12
 LONGEST = 4_000
 _NESTED = 3
 _CANDIDATES = 48
-_TENSOR, _NUMBER = "tensor", "number"
+TENSOR, NUMBER = "tensor", "number"
 Read = Callable[[int, int, int], fx.Node]
 """Gives the node at a place, for one that grows from a base by a slope."""
 Look = tuple[Any, ...]
@@ -68,7 +68,7 @@ class Event:
 
     def at(self, places: Iterable[int]) -> tuple[int, ...]:
         """The operands that are these places."""
-        tensors = [at for at, kind in enumerate(self.kinds) if kind is _TENSOR]
+        tensors = [at for at, kind in enumerate(self.kinds) if kind is TENSOR]
         found = [next((at for at in tensors if self.leaves[at] == place), -1) for place in places]
         return tuple(at for at in found if at >= 0)
 
@@ -77,10 +77,10 @@ def flat(value: Any, kinds: list[Any], leaves: list[Any]) -> None:
     """Append the kinds and the leaves of an operand."""
     kind = type(value)
     if kind is Tensor or kind is nn.Parameter:
-        kinds.append(_TENSOR)
+        kinds.append(TENSOR)
         leaves.append(value)
     elif kind is int or kind is float:
-        kinds.append((_NUMBER, kind))
+        kinds.append((NUMBER, kind))
         leaves.append(value)
     elif kind is tuple or kind is list or kind is torch.Size:
         kinds.append((kind, len(value)))
@@ -223,8 +223,8 @@ class Repeats:
         """The number of events like one, whose numbers may be others; -1 where an operand cannot be compared."""
         objects = list[Any]()
         for kind, leaf in zip(event.kinds, event.leaves, strict=True):
-            if kind is _TENSOR or kind == (_NUMBER, int):
-                if kind is _TENSOR and leaf < 0:
+            if kind is TENSOR or kind == (NUMBER, int):
+                if kind is TENSOR and leaf < 0:
                     return -1
             elif type(leaf) is float or type(leaf) in _OBJECTS:
                 objects.append((type(leaf), leaf))
@@ -273,12 +273,12 @@ class Repeats:
     def _slope(self, kind: Any, values: Sequence[Any], start: int, size: int) -> int | None:
         """By how much an operand grows from run to run; None where it does not do so evenly."""
         first, second, *_ = values
-        if kind != _TENSOR and kind != (_NUMBER, int):
-            return 0 if all(_same(first, each) for each in values) else None
+        if kind != TENSOR and kind != (NUMBER, int):
+            return 0 if all(same(first, each) for each in values) else None
         slope: int = second - first
         if any(later - before != slope for before, later in pairwise(values)):
             return None
-        if kind == _TENSOR and slope not in (0, size):
+        if kind == TENSOR and slope not in (0, size):
             inside = values[-1] >= start or self.node(values[-1]).op == "placeholder"
             return None if inside else slope
         return slope
@@ -296,63 +296,13 @@ class Repeats:
                 whole = all(type(each) is int for each in leaves)
                 slope = leaves[-1] - leaves[-2] if whole else 0
                 grown = (leaves[-1] + slope * (n - COMPARED + 1) if whole else leaves[-1] for n in range(COMPARED))
-                if not all(map(_same, leaves, grown)):
+                if not all(map(same, leaves, grown)):
                     return None
                 slopes.append(slope)
             found.append(_Line(nodes[-1], every[-1], slopes, _moved(nodes[-2], nodes[-1])))
         return found
 
-    # What is followed
-
-    def writes(self, operands: Sequence[Any]) -> list[Tensor]:
-        """The operands that the event which is expected updates in place."""
-        return [] if self.loop is None else [operands[at] for at in self.loop.events[self.loop.at].writes]
-
-    def draws(self) -> bool:
-        """Whether the event that is expected draws random numbers."""
-        return self.loop is not None and self.loop.events[self.loop.at].draws
-
-    def expects(self, func: Any, args: Any, kwargs: Any, place_of: Callable[[Tensor], int]) -> list[Any] | None:
-        """The flat operands of an operation, if it is the one that is expected. ``place_of``: the place of a tensor, -1
-        if it has none."""
-        loop = self.loop
-        if loop is None or (event := loop.events[loop.at]).func != func:
-            return None
-        kinds, leaves = list[Any](), list[Any]()
-        flat((args, kwargs), kinds, leaves)
-        if tuple(kinds) != event.kinds:
-            return None
-        slopes, run = loop.slopes[loop.at], loop.run
-        for at, kind in enumerate(kinds):
-            base, leaf = event.leaves[at], leaves[at]
-            if kind is _TENSOR:
-                slope = slopes[at]
-                coming = base + slope * run
-                if place_of(leaf) != coming or (slope not in (0, loop.size) and coming >= loop.start):
-                    return None
-            elif kind == (_NUMBER, int):
-                if leaf != base + slopes[at] * run:
-                    return None
-            elif leaf is not base and not _same(leaf, base):
-                return None
-        return leaves
-
-    def given(self, result: Any, is_known: Callable[[Tensor], bool]) -> list[tuple[Tensor, int]] | None:
-        """The tensors that the event which was expected has made, with their places; None where it gives others."""
-        loop = self.loop
-        assert loop is not None
-        event = loop.events[loop.at]
-        values = [result] if isinstance(result, Tensor) else tensors_of(result)
-        if tuple(map(look_of, values)) != event.looks:
-            return None
-        if any(is_known(value) == (place >= 0) for value, place in zip(values, event.fresh, strict=True)):
-            return None
-        further = loop.run * loop.size
-        self.count += event.size
-        loop.at += 1
-        if loop.at == len(loop.events):
-            loop.run, loop.at = loop.run + 1, 0
-        return [(v, place + further) for v, place in zip(values, event.fresh, strict=True) if place >= 0]
+    # What is written behind a loop
 
     def end(self) -> None:
         """End the open loop: the last runs become nodes, and what was seen of the one that has begun."""
@@ -560,7 +510,7 @@ def _examples(node: fx.Node) -> list[Tensor]:
     return [each for each in tensors_of(node.meta.get("example_value")) if each.layout == torch.strided]
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
     """Whether operands are the same, as -0.0 and 0.0 are not, nor 1 and 1.0."""
     if one is other:
         return True

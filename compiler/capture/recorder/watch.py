@@ -108,9 +108,15 @@ class Alive(dict[int, Any]):
     run, as those that are gone are left out whenever there are twice as many entries as were left the last time."""
 
     most = _FEW
+    put = dict.__setitem__
+    """Sets an entry; ``prune`` follows."""
 
     def __setitem__(self, key: int, value: tuple[Any, ...]) -> None:
-        super().__setitem__(key, value)
+        self.put(key, value)
+        self.prune()
+
+    def prune(self) -> None:
+        """Leave out what is gone, if there is much."""
         if len(self) > self.most:
             for each in [each for each, (known, *_) in self.items() if known() is None]:
                 del self[each]
@@ -130,6 +136,10 @@ class Versions:
                 known, memory = weakref.ref(value), storage_id(value)
                 self.known[id(value)] = known, version_of(value), (memory, value.storage_offset())
                 self.sharing.setdefault(memory, {})[id(value)] = known
+        self.prune()
+
+    def prune(self) -> None:
+        """Leave out memory of which no tensor is left, if there is much."""
         if len(self.sharing) > self.most:
             held = {memory for known, _, (memory, _) in self.known.values() if known() is not None}
             self.sharing = {memory: found for memory, found in self.sharing.items() if memory in held}
