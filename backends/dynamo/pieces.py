@@ -39,6 +39,8 @@ _SHOWN = 3
 _KEEPS_LAYERS = torch.__version__ >= "2.13"  # older versions say wrong shapes of their states, or fail
 _LAYER = "RNN, GRU, or LSTM"  # in what Dynamo says where it does not take one
 _LOOPS = ("FOR_ITER", "JUMP_BACKWARD")
+_RAISED = "Observed exception"
+"""How Dynamo's report begins that a function raises one."""
 _REMEDY = (
     "Take it out of the loop, or out of the function where it stands beside the loop (TORCH_LOGS=graph_breaks shows "
     "each such place)"
@@ -94,6 +96,17 @@ class Pieces:
             f"reroll does not see the loop in {code.co_name} ({code.co_filename}:{code.co_firstlineno}): Dynamo has "
             "given the function up, so it runs as plain Python, and only what it calls may be compiled. What Dynamo "
             f"cannot read is this: {why}. {self._remedy(why)}"
+        )
+        warn(text)
+
+    def raised(self, code: CodeType, why: str) -> None:
+        """Warn that Dynamo reads a function no more, as it raised an exception while it was read."""
+        at = why.removeprefix(_RAISED)
+        text = (
+            f"The model raised an exception while Dynamo read it{at}, and Dynamo gives a function up for good then: "
+            f"{code.co_name} ({code.co_filename}:{code.co_firstlineno}) runs as plain Python from now on, and nothing "
+            "of it is rolled. Call torch._dynamo.reset() behind such a call, or check arguments before the compiled "
+            "model is called."
         )
         warn(text)
 
@@ -220,7 +233,8 @@ def _hear(_: object) -> None:
     while _keeping:
         _keeping.pop().__exit__(None, None, None)
     error = sys.exc_info()[1]
-    if not isinstance(error, Unsupported) or not getattr(error, "skip_frame", False):
+    raised = str(error).startswith(_RAISED)
+    if not isinstance(error, Unsupported) or not (raised or getattr(error, "skip_frame", False)):
         return
     seen: dict[str, Any] = {}
     operations = 0
@@ -232,7 +246,11 @@ def _hear(_: object) -> None:
     asked, code = seen.get("compiler_fn"), seen.get("code")
     if getattr(asked, "compiler_name", "") == "reroll" and isinstance(code, CodeType) and not seen.get("one_graph"):
         why = broken(str(error), getattr(error, "real_stack", None))
-        _PIECES.setdefault(asked, Pieces()).give_up(code, why, operations)
+        model = _PIECES.setdefault(asked, Pieces())
+        if raised:
+            model.raised(code, why)
+        else:
+            model.give_up(code, why, operations)
 
 
 def _operations(walker: object) -> int:

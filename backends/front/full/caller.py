@@ -21,7 +21,9 @@ from reroll.backends.front.beside import UnsteadyError
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.calls.plainly import InTurn
 from reroll.backends.front.full.at_length import AtLength, Found, Missing
+from reroll.backends.front.held.state import unsized
 from reroll.backends.front.recorded import AnotherAnswerError
+from reroll.backends.progress import tell
 from reroll.backends.runtime.randomness import random_state, set_random_state
 from reroll.capture.recorder.identity import Same
 from reroll.errors import warn
@@ -41,9 +43,12 @@ class Caller(InTurn):
         self.at_length = AtLength(model, self.options, dynamic=dynamic)
         self.given, self.reads = options, dict[tuple[Same, ...], Any]()
         self._read()  # torch.compile leaves a mark on the model, which no call is to leave
+        self.has_sizes = False
         self.is_read = self.told = False  # by Dynamo, from the first call on that needs it; of what it asks
 
     def _begun(self, args: Any, kwargs: Any) -> Callable[[], Any]:
+        if not self.has_sizes and not self._has_sizes():
+            return partial(self.model, *args, **kwargs)
         if not self.is_read:
             call = Call(tuple(args), dict(kwargs))
             found = self.at_length.found(call)
@@ -65,6 +70,14 @@ class Caller(InTurn):
             self.reads[hooks] = run.forward if isinstance(run, nn.Module) else run  # which calls none
         found: Callable[..., Any] = self.reads[hooks]
         return found
+
+    def _has_sizes(self) -> bool:
+        """Whether all parameters have sizes: those of lazy modules have none before they are called."""
+        without = unsized(self.model)
+        self.has_sizes = not without
+        if without:
+            tell(f"{without} has no size yet, so this call runs as plain PyTorch, and the next one is looked at")
+        return self.has_sizes
 
     def _may_be_plain(self) -> bool:
         """Whether the model itself is what a sequence of one or two steps runs: compiling these takes longer, and their

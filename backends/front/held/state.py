@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from reroll.backends.front.held.attributes import attributes
 from reroll.backends.front.held.hidden import Hidden, hidden_in
@@ -44,6 +45,7 @@ from reroll.backends.front.held.names import Assigned, Named, Spaces
 from reroll.backends.front.held.origin import Code, is_installed, is_users_code
 from reroll.backends.front.held.outside import Names, TakenError, is_iterator
 from reroll.capture.recorder.identity import PLAIN, Same, content_of, is_a
+from reroll.errors import UnsupportedError
 from reroll.graph.private import version_of
 
 _FOLLOWED = (*WRAPPERS, *CONTAINERS, nn.Module, tuple, np.ndarray, memoryview)
@@ -164,6 +166,11 @@ class State:
     def _note(self, value: Any) -> Iterable[Any]:
         """Note one object, and give what it leads to."""
         if is_a(value, Tensor):
+            if is_lazy(value):
+                raise UnsupportedError(
+                    f"reroll: the model holds an {type(value).__name__}, of a lazy module that was not called yet. Call "
+                    "the plain model once before, as torch asks for: with torch.no_grad(): model(x)."
+                )
             kept = self.parameters if isinstance(value, nn.Parameter) else self.values
             self.tensors.append((value, version_of(value), _copy(value) if kept else None))
         elif is_a(value, CONTAINERS):
@@ -318,6 +325,14 @@ class State:
             version_of(value) != version or (kept is not None and not _equal(value, kept))
             for value, version, kept in held
         )
+
+
+def unsized(model: Any) -> str:
+    """The name of a parameter or buffer of a lazy module that has no size yet; empty if there is none."""
+    if not isinstance(model, nn.Module):
+        return ""
+    named = chain(model.named_parameters(), model.named_buffers())
+    return next((name for name, value in named if is_lazy(value)), "")
 
 
 def _copy(tensor: Tensor) -> Tensor:

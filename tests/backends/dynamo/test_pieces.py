@@ -342,3 +342,31 @@ def test_a_record_is_no_remedy_for_whom_it_did_not_help(door: str) -> None:
     with pytest.warns(RerollWarning, match="Take it out of the loop") as said:
         run(torch.randn(5, 3, requires_grad=True))
     assert ("in place of torch.compile" in str(said[0].message)) == (door == "torch.compile")
+
+
+class Checking(nn.Module):
+    """A cell over time that refuses some calls in its loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(3, 4)
+
+    def forward(self, x_TBI: torch.Tensor, most: int = 10) -> torch.Tensor:
+        h_BH = x_TBI.new_zeros(x_TBI.shape[1], 4)
+        for t, x_BI in enumerate(x_TBI):
+            if t == most:
+                raise ValueError("too long")
+            h_BH = self.cell(x_BI, h_BH)
+        return h_BH
+
+
+def test_a_function_that_raises_while_dynamo_reads_it_is_told_of_and_the_remedy_helps() -> None:
+    """Dynamo gives it up for good, and says nothing."""
+    torch._dynamo.reset()
+    compiled, x = torch.compile(Checking(), backend="reroll", options={"lowering": "eager"}), torch.randn(7, 2, 3)
+    rolled = type(compiled(x).grad_fn)
+    with pytest.warns(RerollWarning, match="raised an exception while Dynamo read it"), pytest.raises(ValueError):
+        compiled(x, 3)
+    assert type(compiled(x).grad_fn) is not rolled
+    torch._dynamo.reset()
+    assert type(compiled(x).grad_fn) is rolled

@@ -513,3 +513,36 @@ def test_what_goes_to_and_fro_at_new_lengths_is_no_reason_to_ask_dynamo(flips: s
             with torch.set_grad_enabled(flips == "training"):
                 torch.testing.assert_close(run(x), model(x))
             run.train()
+
+
+class LazyCell(nn.Module):
+    """A cell whose weights have no sizes before the first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_in, self.norm = nn.LazyLinear(H), nn.LazyBatchNorm1d()
+
+    def forward(self, x_TBN: Tensor) -> Tensor:
+        h_BH = x_TBN.new_zeros(x_TBN.shape[1], H)
+        for x_BN in x_TBN:
+            h_BH = torch.tanh(self.norm(self.read_in(x_BN)) + h_BH)
+        return h_BH
+
+
+def test_a_model_without_sizes_runs_plainly_once(capsys: pytest.CaptureFixture[str]) -> None:
+    plain, model = LazyCell(), LazyCell()
+    compiled, x = reroll.compile(model, **EAGER), torch.randn(7, B, N)
+    for call in range(3):
+        found = []
+        for each in (plain, compiled):
+            torch.manual_seed(call)
+            y = each(x)
+            y.sum().backward()
+            found.append(y)
+        torch.testing.assert_close(*found)
+        assert ("Reversible" in type(found[1].grad_fn).__name__) is bool(call)
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    assert "read_in.weight has no size yet, so this call runs as plain PyTorch" in capsys.readouterr().err
+    with pytest.raises(UnsupportedError, match=r"Call the plain model once before.*torch.no_grad"):
+        reroll.check(LazyCell(), x)
