@@ -363,6 +363,7 @@ def _net(batch: int) -> str:
         self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear({H}, {H}), nn.Tanh()) for _ in range(5)))
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
         self.register_buffer("mean", torch.zeros({H}))
+        self.register_buffer("held", torch.zeros({batch}, {H}))
         self.last = None
 """
 
@@ -471,10 +472,12 @@ def generate(seed: int, *, losses: bool = False, wholes: bool = False) -> Progra
 UPDATED = ("{0}.mul_(0.9)", "{0} += 0.1 * h0.detach()", "{0}.clamp_(-0.8, 0.8)", "{0}.tanh_()", "{0}[0].mul_(0.5)")
 SCANNED = ("c0 = c0.detach()", "c0 += 0.3 * {0}")
 
+HELD = ("self.held.add_(1)", "self.held.copy_(c0.detach())", "self.held.lerp_(c0.detach(), 0.5)")
+
 
 def updated(program: Program) -> Program:
     """The program with updates in place of values of its step, behind what reads them: torch refuses to go backward
-    where what reads them saves them."""
+    where what reads them saves them. And of a buffer as large as a state, where copies of states are kept."""
     draw = random.Random(f"updated {program.seed}")
     lines = list(program.step)
     for _ in range(draw.choice((1, 1, 2))):
@@ -486,6 +489,12 @@ def updated(program: Program) -> Program:
     matrices = [line.split()[0] for line in lines if re.match(r"m\d+ = ", line)]
     if matrices and draw.random() < 0.4:
         lines += [line.format(draw.choice(matrices)) for line in SCANNED]
+    before, after = list(program.before), list(program.after)
+    if draw.random() < 0.5:
+        lines.append(f"copies.append({draw.choice(['c0', *matrices])}.clone())")
+        before.append("copies = []")
+        after = [draw.choice(HELD), *after, "d0 = torch.stack(copies)"]
+        return replace(program, before=tuple(before), step=tuple(lines), after=tuple(after), result="(d0, c0)")
     return replace(program, step=tuple(lines))
 
 

@@ -23,7 +23,8 @@ from reroll.capture.steps.colours import Sequence, alike, forward_of
 from reroll.capture.steps.operands import Carried, Constant, Inner, Literal
 from reroll.capture.steps.step import Step
 from reroll.graph.effects import example, has_effect, is_torchs, operation
-from reroll.graph.inplace import out_of_place
+from reroll.graph.inplace import operand as operand_at
+from reroll.graph.inplace import out_of_place, updated_places
 from reroll.graph.layouts import is_plain, memory_order
 from reroll.graph.lines import take_line
 
@@ -164,7 +165,7 @@ class _First:
         inputs = list[fx.Node]()
         for leaf, other, operand in zip(mine, others, self.step.operands[place], strict=True):
             if isinstance(operand, Carried | Inner) and isinstance(leaf, fx.Node) and leaf.op == "placeholder":
-                if not alike(example(leaf), example(other)):
+                if not alike(example(leaf), example(other)) or _is_updated(leaf):
                     return False
                 inputs.append(leaf)
             elif isinstance(leaf, fx.Node) != isinstance(other, fx.Node) or self._differ(leaf, other):
@@ -204,6 +205,11 @@ class _First:
         """Whether a node is pure, and in the modes of the loop."""
         modes = self.sequence.modes
         return not has_effect(self.sequence.nodes[at]) and modes[at] == modes[self.step.region.start]
+
+
+def _is_updated(value: fx.Node) -> bool:
+    """Whether something updates a value in place: what reads it before that reads a copy, which has to stay one."""
+    return any(operand_at(user, place) is value for user in value.users for place in updated_places(user))
 
 
 def _same(nodes: Many[fx.Node], others: Many[fx.Node], known: dict[fx.Node, fx.Node]) -> bool:

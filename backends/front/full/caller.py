@@ -43,7 +43,7 @@ class Caller(InTurn):
         self.at_length = AtLength(model, self.options, dynamic=dynamic)
         self.given, self.reads = options, dict[tuple[Same, ...], Any]()
         self._read()  # torch.compile leaves a mark on the model, which no call is to leave
-        self.has_sizes = False
+        self.has_sizes = self.told_short = False
         self.is_read = self.told = False  # by Dynamo, from the first call on that needs it; of what it asks
 
     def _begun(self, args: Any, kwargs: Any) -> Callable[[], Any]:
@@ -55,6 +55,7 @@ class Caller(InTurn):
             if found is Missing.RAISED:
                 return partial(self._raised, args, kwargs)
             if found is Missing.SHORT and self._may_be_plain():
+                self._say_short()
                 return partial(self.model, *args, **kwargs)
             self.is_read = found is Missing.UNTOLD
             results = [] if isinstance(found, Missing) else self._played(call, found)
@@ -84,6 +85,12 @@ class Caller(InTurn):
         gradients would be zeros where the model's are None."""
         asked = self.options.truncate is not None or self.options.on_no_recurrence == "error"
         return not asked and not is_aside()
+
+    def _say_short(self) -> None:
+        """Say once that a sequence has no loop which is shorter than those that have one."""
+        if not self.told_short:
+            self.told_short = True
+            tell("a sequence shorter than those before has no steps that repeat, so its call runs as plain PyTorch")
 
     def _raised(self, args: Any, kwargs: Any) -> Any:
         """What the model raises, as it does where nobody compiles it: nothing is known of its other calls. Dynamo reads

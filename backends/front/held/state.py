@@ -168,8 +168,8 @@ class State:
         if is_a(value, Tensor):
             if is_lazy(value):
                 raise UnsupportedError(
-                    f"reroll: the model holds an {type(value).__name__}, of a lazy module that was not called yet. Call "
-                    "the plain model once before, as torch asks for: with torch.no_grad(): model(x)."
+                    f"reroll: the model holds an {type(value).__name__}, of a lazy module that was not called yet. "
+                    "Call the plain model once before, as torch asks for: with torch.no_grad(): model(x)."
                 )
             kept = self.parameters if isinstance(value, nn.Parameter) else self.values
             self.tensors.append((value, version_of(value), _copy(value) if kept else None))

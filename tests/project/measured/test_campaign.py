@@ -347,7 +347,7 @@ def test_threads_may_call_a_model_at_once(seed: int, monkeypatch: pytest.MonkeyP
     assert JUDGES["at once"](made, way).kind == "wrong"
 
 
-@pytest.mark.parametrize("seed", [1018, 1098])
+@pytest.mark.parametrize("seed", [1068, 1098])
 def test_what_torch_refuses_after_an_update_in_place_is_judged(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by plain torch where it saves copies."""
     made, way = subject("updated", seed)

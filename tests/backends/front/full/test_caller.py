@@ -483,8 +483,10 @@ class Apart(nn.Module):
 
 
 @pytest.mark.parametrize("lowering", ["eager", pytest.param("inductor", marks=pytest.mark.inductor)])
-def test_sequences_without_a_loop_have_the_gradients_of_the_model(lowering: Any) -> None:
-    """By inductor they were zeros where the model's are None."""
+def test_sequences_without_a_loop_have_the_gradients_of_the_model(
+    lowering: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By inductor they were zeros where the model's are None. That they run as plain PyTorch is said once."""
     model = Apart()
     run: Any = reroll.compile(model, lowering=lowering)
     run.reroll_caller._read = mock.Mock(side_effect=AssertionError("Dynamo is asked"))
@@ -496,6 +498,7 @@ def test_sequences_without_a_loop_have_the_gradients_of_the_model(lowering: Any)
             found.append([parameter.grad for parameter in model.parameters()])
         assert [each is None for each in found[0]] == [each is None for each in found[1]]
         torch.testing.assert_close(*([each for each in grads if each is not None] for grads in found))
+    assert capsys.readouterr().err.count("its call runs as plain PyTorch") == 1
 
 
 @pytest.mark.parametrize("flips", ["gradients", "training"])
@@ -546,3 +549,35 @@ def test_a_model_without_sizes_runs_plainly_once(capsys: pytest.CaptureFixture[s
     assert "read_in.weight has no size yet, so this call runs as plain PyTorch" in capsys.readouterr().err
     with pytest.raises(UnsupportedError, match=r"Call the plain model once before.*torch.no_grad"):
         reroll.check(LazyCell(), x)
+
+
+class Counting(nn.Module):
+    """Keeps copies of its states, and updates a tensor of their size in place behind the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(N, H)
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(B, H))
+
+    def forward(self, x_TBN: Tensor, update: Callable[[Tensor, Tensor], Any]) -> tuple[Tensor, Tensor]:
+        h_BH, rows = x_TBN.new_zeros(B, H), []
+        for x_BN in x_TBN:
+            h_BH = self.cell(x_BN, h_BH)
+            rows.append(h_BH.clone())
+        update(self.seen, h_BH.detach())
+        return torch.stack(rows), h_BH
+
+
+@pytest.mark.parametrize("update", [Tensor.copy_, Tensor.add_, lambda seen, _: seen.mul_(2)])
+def test_a_tensor_that_is_updated_begins_no_loop(update: Any) -> None:
+    """A copy of it before the update was taken for one of a state."""
+    plain = Counting()
+    compiled, x = copy.deepcopy(plain), torch.randn(7, B, N)
+    for run in (plain, reroll.compile(compiled, **EAGER)):
+        for _ in range(2):
+            rows, last = run(x, update)
+            (rows[2].sum() + last.square().sum()).backward()
+    torch.testing.assert_close(compiled.seen, plain.seen)
+    for one, other in zip(compiled.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)

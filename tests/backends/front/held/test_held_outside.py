@@ -209,7 +209,7 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_what_a_module_reads_when_it_is_imported_is_read_once(imported: Path) -> None:
     """A model whose first call imports a module is recorded all the same."""
     plain = seeded(Imported)
-    compiled = reroll.compile(copy.deepcopy(plain), lowering="eager")
+    compiled: Any = reroll.compile(copy.deepcopy(plain), lowering="eager")
     for steps, scale in ((9, "0.5"), (14, "0.25"), (9, "0.75")):
         imported.write_text(scale)
         x = torch.randn(steps, 2, 3)
@@ -220,7 +220,7 @@ def test_what_a_module_reads_when_it_is_imported_is_read_once(imported: Path) ->
 def test_a_module_that_each_run_imports_anew_is_not_recorded(imported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Imported, "again", True)
     imported.write_text("0.5")
-    compiled = reroll.compile(seeded(Imported), lowering="eager")
+    compiled: Any = reroll.compile(seeded(Imported), lowering="eager")
     assert compiled.reroll_caller.at_length.found(Call((torch.randn(9, 2, 3),), {})) is Missing.UNTOLD
 
 
