@@ -19,6 +19,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 1e-4,
 """The largest difference that rounding explains, relative to the largest entry of a tensor; 0.02 of shorter numbers."""
 SHORT = 0.02
 FOLLOWING = "random numbers that follow"
+_OF_SUMS = 0.25  # of the last digit for each term: the most is a half
 _ZERO = 1e-3
 """A gradient that is this small beside the largest is what rounding leaves of zero: it is measured by that."""
 
@@ -100,15 +101,18 @@ def _has_gaps(layout: Layout) -> bool:
 
 def rounding_of(recurrences: Iterable[Recurrence]) -> float:
     """The largest difference that rounding explains of what loops make: of their coarsest numbers, as what is made of
-    these is no more exact, whatever its dtype. Autocast rounds inside of torch's cells, too."""
+    these is no more exact, whatever its dtype. Autocast rounds inside of torch's cells, too. What each of many steps
+    adds to, such as the gradient of a bias, is rounded as often, and always the same way where they add the same."""
     found = SHORT if any_autocast() else 0.0
     for each in recurrences:
         if any(enabled for _, _, enabled, _ in each.autocast):
             found = SHORT
         values = (node.meta.get("example_value") for node in each.step.graph.nodes)
         dtypes = {value.dtype for value in (*values, *each.examples) if isinstance(value, Tensor)}
-        floats = (dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex)
+        floats = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
         found = max([found, *(TOLERANCE.get(dtype, SHORT) for dtype in floats)])
+        added = (each.steps * torch.finfo(dtype).eps for dtype in floats if dtype in TOLERANCE)
+        found = max([found, *(_OF_SUMS * error for error in added)])
     return found
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import reroll
 from networks import Clip, Deciding
 from reroll.backends.construct.stages import proof as proof_stage
 from reroll.backends.construct.stages.proof import Proof
+from reroll.backends.construct.stages.seen import rounding_of
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.node import Rolled
 from reroll.capture.interpreter import LoopInterpreter
@@ -233,6 +235,21 @@ def test_double_precision_of_single_is_as_exact_as_that(door: str, monkeypatch: 
     off(1 + 1e-3)
     with pytest.raises(reroll.ProofError, match=r"result(\[0\])?: 1\.0e-03 off"):
         through(door, Widened())(x)
+
+
+@pytest.mark.parametrize(
+    ("steps", "dtype", "expected"),
+    [
+        (1_000, torch.float32, 1e-4),
+        (100_000, torch.float32, 3e-3),  # D2r's bias was off by 5e-4 there, and eager's own by as much
+        (100_000, torch.float64, 1e-10),
+        (100_000, torch.bfloat16, 0.02),
+    ],
+)
+def test_what_many_steps_add_up_is_rounded_as_often(steps: int, dtype: torch.dtype, expected: float) -> None:
+    step = fx.symbolic_trace(lambda value: value + 1)
+    loop = Mock(autocast=(), step=step, examples=(torch.zeros(2, dtype=dtype),), steps=steps)
+    assert rounding_of([loop]) == pytest.approx(expected, rel=0.01)
 
 
 def test_gradients_of_one_of_several_results_are_proved(monkeypatch: pytest.MonkeyPatch) -> None:
