@@ -151,12 +151,12 @@ class _Call:
         self.refused = set[int]()  # models that torch does not go backward through as they are
 
     def seen(self, model: Any) -> Seen:
-        """What a step of the plain or of the compiled model shows. Where torch refuses to go backward after an update
-        in place, it saves copies of what is updated."""
+        """What a step of the plain or of the compiled model shows. Where torch refuses to go backward through the plain
+        one after an update in place, it saves copies of what is updated."""
         try:
             return self._seen(model)
         except RuntimeError as error:
-            if not was_updated(error):
+            if not was_updated(error) or (model is not self.plain and id(self.plain) not in self.refused):
                 raise
             self.refused.add(id(model))
             if model is self.plain:

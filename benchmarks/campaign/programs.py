@@ -491,7 +491,7 @@ def updated(program: Program) -> Program:
         lines += [line.format(draw.choice(matrices)) for line in SCANNED]
     before, after = list(program.before), list(program.after)
     if draw.random() < 0.5:
-        lines.append(f"copies.append({draw.choice(['c0', *matrices])}.clone())")
+        lines.append("copies.append(c0.clone())")
         before.append("copies = []")
         after = [draw.choice(HELD), *after, "d0 = torch.stack(copies)"]
         return replace(program, before=tuple(before), step=tuple(lines), after=tuple(after), result="(d0, c0)")
