@@ -27,7 +27,7 @@ from reroll.capture.recorder.watch import Alive, States, Versions, noted
 from reroll.graph.nested import tensors_of
 from reroll.graph.private import any_autocast, storage_id, unseen
 
-_TYPES = 1024
+_MATCHERS = 1024
 Written = tuple[Tensor, ...]
 Match = Callable[..., Written | None]
 
@@ -168,7 +168,7 @@ class Follower:
         return True
 
 
-@lru_cache(_TYPES)
+@lru_cache(_MATCHERS)
 def _matcher(kinds: tuple[Any, ...], writes: tuple[int, ...]) -> Match:
     """Compares operands of these kinds with those that are expected: those of them that are written; None where they
     are others."""
