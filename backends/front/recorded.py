@@ -24,7 +24,7 @@ from torch import Tensor, fx, nn
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.held.keys import plain
 from reroll.backends.front.held.names import Assigned, Flag
-from reroll.backends.front.held.outside import TakenError
+from reroll.backends.front.held.outside import FirstImportError, TakenError
 from reroll.backends.front.held.ran import Ran
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import Change, State
@@ -184,8 +184,16 @@ class Recorded:
     def record(self, call: Call, ran: Ran) -> tuple[fx.GraphModule, Callable[..., Recording]]:
         """The graph of a run of the model, and what makes a recording of what the backend gives for it. What the code
         that runs names has places among the operands, too. So the model runs once before its first record, and where
-        other code ran in a record than before it is recorded again. Raises RaisedError where it raises in all runs.
+        other code ran in a record than before it is recorded again. What it imports is imported before. Raises
+        RaisedError where it raises in all runs.
         """
+        while True:
+            try:
+                return self._record(call, ran)
+            except FirstImportError as error:
+                ran.imports(error.module)
+
+    def _record(self, call: Call, ran: Ran) -> tuple[fx.GraphModule, Callable[..., Recording]]:
         refuse_sparse(self.model, call)
         if not ran.functions:
             self._ends(call, ran)
@@ -204,9 +212,9 @@ class Recorded:
         """Run the model with nothing around it, for what code runs: whether it raises nothing."""
         with contextlib.redirect_stdout(io.StringIO()), _complaints(), _refused():
             try:
-                with ran.noting(importing=True), PlainRun():
+                with ran.noting(), PlainRun():
                     self._run_alone(call)
-            except (UpdatedError, TakenError, SpokenError):
+            except (UpdatedError, TakenError, SpokenError, FirstImportError):
                 raise
             except Exception:  # noqa: BLE001  # the model's own
                 return False
@@ -288,7 +296,7 @@ class Recorded:
             silent = contextlib.redirect_stdout(console)
             with ran.noting(), saved_as_it_is(), recorder.recording(), silent, _complaints() as complaints:
                 result = call.run(self.model)
-        except (Unrecordable, TakenError, SpokenError):
+        except (Unrecordable, TakenError, SpokenError, FirstImportError):
             raise
         except Exception as error:
             if is_shortage(error):

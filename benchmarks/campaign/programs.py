@@ -469,7 +469,10 @@ def generate(seed: int, *, losses: bool = False, wholes: bool = False) -> Progra
     return _boxed(program, draw.choice(BOXES)) if draw.random() < 0.15 else program
 
 
-UPDATED = ("{0}.mul_(0.9)", "{0} += 0.1 * h0.detach()", "{0}.clamp_(-0.8, 0.8)", "{0}.tanh_()", "{0}[0].mul_(0.5)")
+UPDATED = (
+    *("{0}.mul_(0.9)", "{0} += 0.1 * h0.detach()", "{0}.clamp_(-0.8, 0.8)", "{0}.tanh_()", "{0}[0].mul_(0.5)"),
+    "torch._foreach_mul_([{0}], 0.9)",
+)
 SCANNED = ("c0 = c0.detach()", "c0 += 0.3 * {0}")
 
 HELD = ("self.held.add_(1)", "self.held.copy_(c0.detach())", "self.held.lerp_(c0.detach(), 0.5)")

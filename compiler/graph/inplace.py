@@ -52,6 +52,15 @@ def updated_places(node: fx.Node) -> tuple[Place, ...]:
     return tuple(place for place in places if storage_of(operand(node, place)) is not None)
 
 
+def updates_a_list(node: fx.Node) -> bool:
+    """Whether a node updates tensors that a list or tuple holds (``torch._foreach_add_``, ``out=(values, indices)``):
+    these are no operands of their own."""
+    if node.op != "call_function":
+        return False
+    held = (operand(node, place) for place in _function_updates(node))
+    return any(isinstance(each, list | tuple) and any(isinstance(x, fx.Node) for x in each) for each in held)
+
+
 def _function_updates(node: fx.Node) -> Iterator[Place]:
     target: Any = node.target
     name = getattr(target, "__name__", "")
@@ -64,7 +73,7 @@ def _function_updates(node: fx.Node) -> Iterator[Place]:
         yield 0  # as Dynamo writes what is done with an array of numpy's
     elif name.endswith("_") and not name.endswith("__") and target not in _PYTHONS:
         yield 0 if node.args else next(iter(node.kwargs), 0)
-    elif "out" in node.kwargs and isinstance(node.kwargs["out"], fx.Node):
+    elif node.kwargs.get("out") is not None:
         yield "out"
     elif inspect.isfunction(target):
         yield from _python_function_updates(target, node)

@@ -8,10 +8,11 @@ clock is none of them, as logging asks for it, nor is the working directory, whi
 
 from __future__ import annotations
 
+import importlib
 import io
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Container, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -43,11 +44,21 @@ _OF_CONTEXTS = frozenset({"get", "set", "reset"})
 _NAMES = frozenset[str]().union(_OF_STREAMS, _OF_SOCKETS, _OF_CONTEXTS, *_OF_MODULES.values())
 _BY_THEMSELVES = frozenset({"importlib", "linecache", "warnings", "tokenize", "inspect", "traceback", "logging", "gc"})
 """Modules of Python's that read files which are none of the model's."""
+_IMPORTING = vars(importlib)["_bootstrap"]._find_and_load.__code__  # which runs for what is not imported yet
 _QUIET = frozenset({"torch", "reroll", "triton", "sympy"})
 
 
 class TakenError(UnsupportedError):
     """The model takes something from outside."""
+
+
+class FirstImportError(UnsupportedError):
+    """The model imports a module for the first time. What that does is done once, so nothing of it may be put back:
+    a look ends, and begins anew behind the import."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__(f"reroll.compile: the model imports {module} for the first time.")
+        self.module = module
 
 
 class Lent:
@@ -107,16 +118,22 @@ def is_iterator(value: Any) -> bool:
 
 
 class Outside:
-    """Refuses calls of C functions that take something from outside. ``refused``: with what it did. importing: whether
-    modules may be imported, which no later run does again."""
+    """Refuses calls of C functions that take something from outside, and imports of modules that were not ``tried``
+    yet. ``refused``: with what it did."""
 
-    def __init__(self, *, importing: bool = False) -> None:
-        self.refused: TakenError | None = None
-        self.importing = importing
+    def __init__(self, tried: Container[str]) -> None:
+        self.refused: TakenError | FirstImportError | None = None
+        self.tried = tried
+
+    def see(self, frame: types.FrameType) -> None:
+        """Raise FirstImportError where a frame begins that imports a module."""
+        if frame.f_code is _IMPORTING and (name := frame.f_locals["name"]) not in self.tried:
+            self.refused = FirstImportError(name)
+            raise self.refused
 
     def refuse(self, frame: types.FrameType, function: Any) -> None:
         """Raise TakenError where the model makes such a call."""
-        if function.__name__ in _NAMES and _takes(function) and (caller := _caller(frame, self.importing)):
+        if function.__name__ in _NAMES and _takes(function) and (caller := _caller(frame)):
             self.refused = TakenError(
                 f"reroll.compile: the model reads or writes outside of Python ({function.__qualname__}), at "
                 f"{line_of(caller)}, which a record of its operations does not do. Do that before the model is called, "
@@ -138,21 +155,14 @@ def _takes(function: Any) -> bool:
     return name in _OF_MODULES.get(module, ())
 
 
-def _caller(frame: types.FrameType | None, importing: bool) -> types.FrameType | None:
-    """Where the model makes a call, by Python's libraries perhaps; None for what Python, torch or reroll call, and for
-    what a module does that is imported, where it may be."""
-    found: types.FrameType | None = None
+def _caller(frame: types.FrameType | None) -> types.FrameType | None:
+    """Where the model makes a call, by Python's libraries perhaps; None for what Python, torch or reroll call."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
         root = name.partition(".")[0]
-        if root == "importlib" and (found is None or (importing and frame.f_code.co_name == "_find_and_load")):
+        if root in _BY_THEMSELVES or (root in _QUIET and name != "torch.serialization"):
             return None
-        if found is None:
-            if root in _BY_THEMSELVES or (root in _QUIET and name != "torch.serialization"):
-                return None
-            if root not in sys.stdlib_module_names and root != "torch":
-                found = frame
-        if found is not None and (not importing or root == "reroll"):  # which runs the model
-            return found
+        if root not in sys.stdlib_module_names and root != "torch":
+            return frame
         frame = frame.f_back
-    return found
+    return None

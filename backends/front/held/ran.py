@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from reroll.backends.front.held.origin import reads_settings
@@ -25,6 +26,13 @@ class Ran:
         self.functions: list[types.FunctionType] = []
         self._known = set[tuple[types.CodeType, int]]()
         self._given_up = False
+        self.imported = set[str]()
+
+    def imports(self, module: str) -> None:
+        """Import a module that a model imports, or try it: where it is not there, the model may do without."""
+        self.imported.add(module)
+        with suppress(Exception):
+            importlib.import_module(module)
 
     def give_up(self) -> None:
         """Note nothing from now: what ran changes what it reads, and that is in nothing that is put back."""
@@ -32,15 +40,15 @@ class Ran:
         self.functions.clear()
 
     @contextmanager
-    def noting(self, *, importing: bool = False) -> Iterator[None]:
+    def noting(self) -> Iterator[None]:
         """Note what runs inside, in this thread; not what is called whenever Python collects, which is nothing of the
-        model's. Raises TakenError where it takes something from outside, but for what modules do that are imported,
-        where they may be (``importing``)."""
+        model's. Raises TakenError where it takes something from outside, and FirstImportError where it imports."""
         found: dict[tuple[types.CodeType, int], dict[str, Any]] = {}
-        outside = Outside(importing=importing)
+        outside = Outside(self.imported)
 
         def note(frame: types.FrameType, event: str, of: object) -> None:
             if event == "call":
+                outside.see(frame)
                 space = frame.f_globals
                 found[frame.f_code, id(space)] = space
             elif event == "c_call":

@@ -19,7 +19,7 @@ from torch import fx
 from reroll.capture.normal.detached import cuts_gradients, memories, with_own_memory
 from reroll.errors import CaptureError
 from reroll.graph.effects import example, gives_operand, spelled
-from reroll.graph.inplace import Place, operand, out_of_place, spell, storage_of, updated_places
+from reroll.graph.inplace import Place, operand, out_of_place, spell, storage_of, updated_places, updates_a_list
 from reroll.graph.lines import where
 from reroll.graph.private import map_aggregate, set_grad_enabled
 
@@ -28,7 +28,13 @@ _CONVERSIONS = ("to", "type", "type_as", "contiguous", "float", "double", "half"
 
 
 def functionalise(graph: fx.Graph) -> fx.Graph:
-    """A graph in which no node changes another one's value, but for final write-backs to inputs."""
+    """A graph in which no node changes another one's value, but for final write-backs to inputs. Raises CaptureError
+    for updates that cannot be followed."""
+    if unseen := next(filter(updates_a_list, graph.nodes), None):
+        raise CaptureError(
+            f"{where(unseen)}: {spelled(unseen)} updates the tensors of a list in place. Update each by itself: "
+            "for a, b in zip(these, those): a.add_(b)"
+        )
     if any(map(_reshapes, graph.nodes)):
         graph = _with_views(graph)
     if any(map(gives_operand, graph.nodes)):

@@ -581,3 +581,53 @@ def test_a_tensor_that_is_updated_begins_no_loop(update: Any) -> None:
     torch.testing.assert_close(compiled.seen, plain.seen)
     for one, other in zip(compiled.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)
+
+
+class Listed(nn.Module):
+    """Updates tensors in place that a list or tuple holds."""
+
+    def __init__(self, update: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.cell, self.update = nn.GRUCell(N, H), update
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(B, H))
+
+    def forward(self, x_TBN: Tensor) -> Tensor:
+        h_BH = x_TBN.new_zeros(B, H)
+        for x_BN in x_TBN:
+            h_BH = self.cell(x_BN, h_BH)
+            self.update(self.seen, h_BH.detach())
+        return h_BH + self.seen
+
+
+def added(seen: Tensor, h: Tensor) -> None:
+    torch._foreach_add_([seen], [h])
+
+
+def multiplied(seen: Tensor, h: Tensor) -> None:
+    torch._foreach_mul_([seen], h[0, 0])
+
+
+def largest(seen: Tensor, h: Tensor) -> None:
+    values = torch.zeros(B)
+    torch.max(h, 1, out=(values, torch.zeros(B, dtype=torch.int64)))
+    seen[:, 0] = values
+
+
+@pytest.mark.parametrize("door", ["compile", "backend"])
+@pytest.mark.parametrize("update", [added, multiplied, largest])
+def test_tensors_of_a_list_that_are_updated_are_left_to_torch(update: Any, door: str) -> None:
+    """These were no updates for whoever reads a graph."""
+    torch._dynamo.reset()
+    plain, x = Listed(update), torch.randn(7, B, N)
+    model = copy.deepcopy(plain)
+    options = {**EAGER, "proof": "never"}
+    run: Any = (
+        reroll.compile(model, **options)
+        if door == "compile"
+        else torch.compile(model, backend="reroll", options=options)
+    )
+    with pytest.warns(RerollWarning, match="updates the tensors of a list in place|no recurrence"):
+        found = run(x)
+    torch.testing.assert_close(found, plain(x))
+    torch.testing.assert_close(model.seen, plain.seen)

@@ -217,6 +217,48 @@ def test_what_a_module_reads_when_it_is_imported_is_read_once(imported: Path) ->
     assert not compiled.reroll_caller.is_read
 
 
+REGISTRY: dict[str, float] = {}
+
+
+class Registered(Scaled):
+    """Reads what a module leaves elsewhere that its forward imports."""
+
+    def scale(self) -> float:
+        import imported_scale  # noqa: F401
+
+        return REGISTRY.get("scale", 1.0)
+
+
+@pytest.mark.parametrize("proof", ["first", "never"])
+def test_what_an_import_leaves_elsewhere_stays(proof: Any, imported: Path) -> None:
+    """A look put it back, while the module stayed imported."""
+    registry = f"import sys; sys.modules[{__name__!r}].REGISTRY['scale'] = 0.25"
+    imported.with_suffix(".py").write_text(registry)
+    REGISTRY.clear()
+    plain, x = seeded(Registered), torch.randn(9, 2, 3)
+    compiled: Any = reroll.compile(copy.deepcopy(plain), lowering="eager", proof=proof)
+    found = compiled(x)
+    assert REGISTRY == {"scale": 0.25}
+    torch.testing.assert_close(found, plain(x))
+    assert not compiled.reroll_caller.is_read
+
+
+def test_a_model_may_do_without_a_module() -> None:
+    class Without(Scaled):
+        def scale(self) -> float:
+            try:
+                import no_such_module  # type: ignore[import-not-found]
+
+                return float(no_such_module.SCALE)
+            except ImportError:
+                return 0.5
+
+    plain, x = seeded(Without), torch.randn(9, 2, 3)
+    compiled: Any = reroll.compile(copy.deepcopy(plain), lowering="eager")
+    torch.testing.assert_close(compiled(x), plain(x))
+    assert not compiled.reroll_caller.is_read
+
+
 def test_a_module_that_each_run_imports_anew_is_not_recorded(imported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Imported, "again", True)
     imported.write_text("0.5")
