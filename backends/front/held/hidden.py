@@ -117,6 +117,11 @@ def hidden_in(value: Any) -> Hidden | None:
     return None if kind is None else Hidden(value, kind)
 
 
+def hides_state(value: Any) -> bool:
+    """Whether an object has such a state."""
+    return _kind_of(type(value)) is not None
+
+
 @once_a_class
 def _kind_of(of: Any) -> _Kind | None:
     return next((each for each in _kinds() if issubclass(of, each.classes)), None)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from reroll.backends.front.held.attributes import attributes
-from reroll.backends.front.held.hidden import Hidden, hidden_in
+from reroll.backends.front.held.hidden import Hidden, hidden_in, hides_state
 from reroll.backends.front.held.links import (
     CONTAINERS,
     PLAIN_ITEMS,
@@ -376,7 +376,7 @@ def _leads_further(owner: Code, value: Any) -> bool:
     if is_a(owner, types.ModuleType) and not is_users_code(owner):
         read_at_calls = value is os.environ or is_a(value, list)  # sys.argv, warnings.filters
         return read_at_calls or (is_a(value, types.FunctionType) and is_users_code(value))
-    return value is not sys.modules and (is_a(value, _FOLLOWED) or has_attributes(value))
+    return value is not sys.modules and (is_a(value, _FOLLOWED) or has_attributes(value) or hides_state(value))
 
 
 def _space(owner: Code) -> dict[str, Any] | type:

@@ -79,6 +79,28 @@ def test_what_an_object_gives_next_is_put_back(kind: str) -> None:
     assert [read(model.held) for _ in range(3)] == drawn
 
 
+HELD: Any = None
+
+
+def gain_of_global(model: Gained) -> Any:
+    read: Callable[[Any], Any] = model.held
+    return read(HELD)
+
+
+@pytest.mark.parametrize("kind", [each for each in DRAWN if each != "random"])  # which is refused
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_global_gives_next_is_given_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those without attributes were not reached by their names."""
+    make, read = DRAWN[kind]
+    found = list[Any]()
+    for compiles in (False, True):
+        monkeypatch.setattr(f"{__name__}.HELD", make())
+        model, x = Gained(gain_of_global, read), torch.randn(9, 3, 4, generator=torch.Generator().manual_seed(1))
+        run = compiled(model, "any") if compiles else model
+        found.append([*(run(x).detach() for _ in range(2)), read(HELD)])
+    torch.testing.assert_close(*found)
+
+
 def test_a_digest_that_goes_on_is_seen() -> None:
     model = Gained(nothing, hashlib.md5())
     state = State.of(model, parameters=False)
