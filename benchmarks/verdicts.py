@@ -83,7 +83,7 @@ def row(part: str, name: str) -> Row:
         made["error"] = 0.0 if verdict.error == 0 else max(LEAST, float(f"1e{math.ceil(math.log10(verdict.error))}"))
     made |= {"raised": verdict.raised} if verdict.raised else {}
     made |= {"why": verdict.why} if verdict.why else {}
-    made |= {"short": True} if rounding_of(loops) > ROUNDING else {}
+    made |= {"short": True} if rounding_of(loops).values > ROUNDING else {}
     return made | ({"text": hashlib.sha256(text.encode()).hexdigest()[:8]} if text else {})
 
 

@@ -67,7 +67,8 @@ _SHARDED = (
 class Pieces:
     """The graphs of one compiled model so far: whether one of them has a loop, and where Dynamo ended them and why.
 
-    heard: whether the end of a call is heard. first: what is to be said of the first one without a loop. how: graphs
+    heard: whether the end of a call is heard. first: what is to be said of the first one without a loop. exception: of
+    one that the model raises. how: graphs
     without one are run. unrecorded: whether a record did not tell what the model does.
     """
 
@@ -76,6 +77,7 @@ class Pieces:
     told: bool = False
     heard: bool = False
     first: str = ""
+    exception: str = ""
     how: str = ""
     breaks: dict[str, None] = field(default_factory=dict)
     unrecorded: bool = field(default_factory=UNRECORDED.get)
@@ -100,7 +102,8 @@ class Pieces:
         warn(text)
 
     def raised(self, code: CodeType, why: str) -> None:
-        """Warn that Dynamo reads a function no more, as it raised an exception while it was read."""
+        """Note that Dynamo reads a function no more, as it raised an exception while it was read. That is said where
+        the call raises it, too, as soon as that is over: the model may catch it."""
         at = why.removeprefix(_RAISED)
         text = (
             f"The model raised an exception while Dynamo read it{at}, and Dynamo gives a function up for good then: "
@@ -108,7 +111,9 @@ class Pieces:
             "of it is rolled. Call torch._dynamo.reset() behind such a call, or check arguments before the compiled "
             "model is called."
         )
-        warn(text)
+        self.exception = text
+        if not self.heard:
+            warn(text)
 
     def missed(self, reason: str, options: Options) -> None:
         """Say that a graph has no loop, now or when the call is over.
@@ -130,7 +135,11 @@ class Pieces:
             warn(self.first)
 
     def over(self) -> None:
-        """Warn, once, if no graph of the model has a loop; the call in which they were compiled is over."""
+        """Warn, once, if no graph of the model has a loop; the call in which they were compiled is over. And that it
+        raised, and is read no more."""
+        exception, self.exception = self.exception, ""
+        if exception and sys.exc_info()[0] is not None:
+            warn(exception)
         if self.rolled or self.told or sys.exc_info()[0] is not None:
             return
         self.told = True

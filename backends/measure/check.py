@@ -14,9 +14,11 @@ from torch import Tensor
 
 from reroll.backends.construct.stages.proof import say_refused
 from reroll.backends.construct.stages.seen import (
+    EXACT,
     FOLLOWING,
     TOLERANCE,
     Difference,
+    Rounding,
     Seen,
     compared,
     distance,
@@ -129,12 +131,12 @@ def _refuse_truncated(model: Any) -> None:
         )
 
 
-def _rounding(compiled: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+def _rounding(compiled: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Rounding:
     """What rounding explains of what loops give: they may compute in half precision, as under autocast."""
     try:
         found = explain(compiled, *inputs, **kwargs)
     except RerollError:
-        return 0.0
+        return EXACT
     return rounding_of(loop.captured or loop.recurrence for each in (found, *found.others) for loop in each.loops)
 
 

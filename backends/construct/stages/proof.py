@@ -28,10 +28,12 @@ from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.several import plain_plan
 from reroll.backends.construct.share import SHARE
 from reroll.backends.construct.stages.seen import (
+    EXACT,
     FOLLOWING,
     NOISES,
     SHORT,
     Difference,
+    Rounding,
     Seen,
     compared,
     following,
@@ -102,7 +104,7 @@ class Proof:
     where: str = ""
     other: str = ""
     cut: bool = False
-    rounding: float = 0.0
+    rounding: Rounding = EXACT
     plain: int = 0
     spills: bool = False
     folder: Any = None
@@ -304,7 +306,7 @@ class Proof:
             for each in leaves:
                 if self.noise is not None and each.layout is torch.strided and 0 not in each.stride():
                     before.append((each.data, each.detach().clone()))
-                    each.data.copy_(moved(each.data, self.noise, short=self.rounding >= SHORT))
+                    each.data.copy_(moved(each.data, self.noise, short=self.rounding.values >= SHORT))
             yield
         finally:
             for data, values in reversed(before):
@@ -363,13 +365,13 @@ def not_reproduced(trials: Trials) -> str:
     )
 
 
-def _other_gradients(options: Options, rounding: float) -> str:
+def _other_gradients(options: Options, rounding: Rounding) -> str:
     """Why the gradients of a program are not plain autograd's; empty if they are."""
     if options.truncate is not None:
         return "gradients are truncated"
     if options.codec not in ("auto", "none"):
         return "gradients are approximate where carries are rounded"
-    return "torch's own gradients are rounded to half precision" if rounding >= SHORT else ""
+    return "torch's own gradients are rounded to half precision" if rounding.values >= SHORT else ""
 
 
 def eager(options: Options) -> Options:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -99,11 +99,21 @@ def _has_gaps(layout: Layout) -> bool:
     return False
 
 
-def rounding_of(recurrences: Iterable[Recurrence]) -> float:
-    """The largest difference that rounding explains of what loops make: of their coarsest numbers, as what is made of
-    these is no more exact, whatever its dtype. Autocast rounds inside of torch's cells, too. What each of many steps
-    adds to, such as the gradient of a bias, is rounded as often, and always the same way where they add the same."""
-    found = SHORT if any_autocast() else 0.0
+class Rounding(NamedTuple):
+    """The largest difference that rounding explains, of values and of gradients."""
+
+    values: float = 0.0
+    gradients: float = 0.0
+
+
+EXACT = Rounding()
+
+
+def rounding_of(recurrences: Iterable[Recurrence]) -> Rounding:
+    """What rounding explains of what loops make: of their coarsest numbers, as what is made of these is no more exact,
+    whatever its dtype. Autocast rounds inside of torch's cells, too. A gradient to which each of many steps adds, such
+    as that of a bias, is rounded as often, and always the same way where they add the same."""
+    found, added = SHORT if any_autocast() else 0.0, 0.0
     for each in recurrences:
         if any(enabled for _, _, enabled, _ in each.autocast):
             found = SHORT
@@ -111,13 +121,14 @@ def rounding_of(recurrences: Iterable[Recurrence]) -> float:
         dtypes = {value.dtype for value in (*values, *each.examples) if isinstance(value, Tensor)}
         floats = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
         found = max([found, *(TOLERANCE.get(dtype, SHORT) for dtype in floats)])
-        added = (each.steps * torch.finfo(dtype).eps for dtype in floats if dtype in TOLERANCE)
-        found = max([found, *(_OF_SUMS * error for error in added)])
-    return found
+        added = max(
+            [added, *(_OF_SUMS * each.steps * torch.finfo(dtype).eps for dtype in floats if dtype in TOLERANCE)]
+        )
+    return Rounding(found, max(found, min(added, SHORT)))
 
 
 def compared(
-    expected: Seen, actual: Seen, tolerance: float | None, rounding: float = 0.0
+    expected: Seen, actual: Seen, tolerance: float | None, rounding: Rounding = EXACT
 ) -> tuple[list[Difference], float]:
     """All that differs, and the largest difference of a number, relative to the largest entry of its tensor.
 
@@ -136,12 +147,13 @@ def compared(
             differences.append(Difference(name, f"strides {strides[0]} instead of {strides[1]}"))
     floor = _ZERO * max(map(largest, expected.gradients.values()), default=0.0)
     names = dict.fromkeys((*expected.tensors, *actual.tensors))
-    pairs = [(name, expected.tensors.get(name), actual.tensors.get(name), 0.0) for name in names]
+    pairs = [(name, expected.tensors.get(name), actual.tensors.get(name), 0.0, rounding.values) for name in names]
     alike = (name for name in expected.gradients if name in actual.gradients)  # else results differ in needing any
-    pairs += [(f"gradient of {name}", expected.gradients[name], actual.gradients[name], floor) for name in alike]
-    for name, before, after, least in pairs:
+    grads = ((name, expected.gradients[name], actual.gradients[name]) for name in alike)
+    pairs += [(f"gradient of {name}", before, after, floor, rounding.gradients) for name, before, after in grads]
+    for name, before, after, least, rounded in pairs:
         dtype = before.dtype if before is not None else torch.float64
-        allowed = max(rounding, TOLERANCE.get(dtype, SHORT)) if tolerance is None else tolerance
+        allowed = max(rounded, TOLERANCE.get(dtype, SHORT)) if tolerance is None else tolerance
         difference = _difference(name, before, after, allowed, least, errors)
         differences += [difference] if difference else []
     return differences, max(errors)

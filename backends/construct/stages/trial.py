@@ -292,7 +292,7 @@ class _Reference:
     @property
     def short(self) -> bool:
         """Whether they round to half precision."""
-        return rounding_of([self.recurrence]) >= SHORT
+        return rounding_of([self.recurrence]).values >= SHORT
 
     def with_noise(self, operands: Sequence[Tensor]) -> Iterator[dict[str, Tensor | None]]:
         """All that they give in some runs with noise on what they read."""

@@ -329,9 +329,10 @@ class State:
 
 def unsized(model: Any) -> str:
     """The name of a parameter or buffer of a lazy module that has no size yet; empty if there is none."""
-    if not isinstance(model, nn.Module):
+    owner: Any = getattr(model, "__self__", model)
+    if not is_a(owner, nn.Module):
         return ""
-    named = chain(model.named_parameters(), model.named_buffers())
+    named = chain(owner.named_parameters(), owner.named_buffers())
     return next((name for name, value in named if is_lazy(value)), "")
 
 
