@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 from reroll.backends.construct.stages.proof import OTHERWISE, Proof
@@ -28,17 +29,18 @@ def prove_beside(
     proof: Proof,
     replay: Callable[[Call, Run], Any],
     departure: Callable[[], str],
+    ran: Sequence[FunctionType] = (),
 ) -> None:
     """Prove the program of a call, before it runs, unless the model holds what has a history, such as a state that an
     earlier call has left: a gradient would go on into that call. ``replay`` makes a call with what runs in place of the
-    program; ``departure`` says what the model does otherwise in another run of the same call. Raises ProofError, and
-    UnsteadyError where no program could be right."""
+    program; ``ran``: functions that run in the model; ``departure`` says what the model does otherwise in another run
+    of the same call. Raises ProofError, and UnsteadyError where no program could be right."""
     if holds_history(model):
         proof.missed = "the model holds a tensor with a history"
         LOG.info("not proved at this call: %s", proof.missed)
         return
     apart, leaves = call.apart()
-    shown = partial(shown_by, model, apart, proof, apart=leaves)
+    shown = partial(shown_by, model, apart, proof, apart=leaves, ran=ran)
     try:
         proof.prove(lambda: shown(apart.run, plainly=True), lambda run: shown(lambda _: replay(apart, run)))
     except ProofError as error:

@@ -89,12 +89,14 @@ def shown_by(
     *,
     plainly: bool = False,
     apart: Mapping[int, torch.Tensor],
+    ran: Sequence[types.FunctionType] = (),
 ) -> Seen:
     """What a call shows: its result, gradients for the proof's incoming ones, and what it leaves changed. ``apart``:
-    the leaves that stand behind arguments, by the identity of these. In the plain run, which ends no turn, checkpoints
-    of torch's that are reentrant run at once, as they give no gradients of chosen leaves."""
+    the leaves that stand behind arguments, by the identity of these. ``ran``: functions that run in the model. In the
+    plain run, which ends no turn, checkpoints of torch's that are reentrant run at once, as they give no gradients of
+    chosen leaves."""
     at_once = applied_functions(lambda _, inner, args, kwargs: inner(*args, **kwargs)) if plainly else nullcontext()
-    with looked_at(model, call, parameters=False) as state, at_once:
+    with looked_at(model, call, parameters=False, ran=ran) as state, at_once:
         reached = [*(value for value, _, _ in state.tensors), *tensors_of((call.args, call.kwargs))]
         reached = [apart.get(id(value), value) for value in reached]
         leaves = {value: name for name, value in named_tensors(model, reached) if value.requires_grad and value.is_leaf}

@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.held.keys import plain
+from reroll.backends.front.held.late import Late
 from reroll.backends.front.held.names import Assigned, Flag
 from reroll.backends.front.held.outside import FirstImportError, TakenError
 from reroll.backends.front.held.ran import Ran
@@ -195,8 +196,9 @@ class Recorded:
 
     def _record(self, call: Call, ran: Ran) -> tuple[fx.GraphModule, Callable[..., Recording]]:
         refuse_sparse(self.model, call)
-        if not ran.functions:
+        if not ran.functions or not ran.whole:
             self._ends(call, ran)
+            ran.whole = True
         known = len(ran.functions)
         try:
             made = self._recorded(call, ran)
@@ -212,8 +214,7 @@ class Recorded:
         """Run the model with nothing around it, for what code runs: whether it raises nothing."""
         with contextlib.redirect_stdout(io.StringIO()), _complaints(), _refused():
             try:
-                with ran.noting(), PlainRun():
-                    self._run_alone(call)
+                self._run_alone(call, ran)
             except (UpdatedError, TakenError, SpokenError, FirstImportError):
                 raise
             except Exception:  # noqa: BLE001  # the model's own
@@ -264,9 +265,16 @@ class Recorded:
             flags=flags,
         )
 
-    def _run_alone(self, call: Call) -> None:
+    def _run_alone(self, call: Call, ran: Ran) -> None:
         no_tape = torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None)  # type: ignore[arg-type, return-value]
-        with looked_at(self.model, call, parameters=True), no_tape, torch.compiler.set_stance("force_eager"):
+        with (
+            looked_at(self.model, call, parameters=True) as state,
+            no_tape,
+            torch.compiler.set_stance("force_eager"),
+            Late(state) as late,
+            ran.noting(late.meet),
+            PlainRun(),
+        ):
             call.run(self.model)
 
     def _paths(self) -> dict[int, str]:

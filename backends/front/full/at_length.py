@@ -245,7 +245,7 @@ class AtLength:
             return "" if departed else self._another(call, recording)
 
         try:
-            prove_beside(self.model, call, program.graph.proof, again, another)
+            prove_beside(self.model, call, program.graph.proof, again, another, self.reach.ran.functions)
         except ProofError:
             if departed:  # what is known of the model is of what it was: a later call looks at it anew
                 self.recorded, self.reach = self._anew(), Reach()

@@ -194,16 +194,16 @@ def _others(space: Mapping[str, Any], before: Mapping[str, Any], *, new: bool = 
 @functools.lru_cache(maxsize=1 << 12)
 def _stored(code: types.CodeType) -> tuple[str, ...]:
     """Names of globals that a function assigns, itself or in functions that it defines."""
-    instructions = (each for part in _parts(code) for each in dis.get_instructions(part))
+    instructions = (each for part in parts_of(code) for each in dis.get_instructions(part))
     return tuple(each.argval for each in instructions if each.opname == "STORE_GLOBAL")
 
 
-def _parts(code: types.CodeType) -> Iterator[types.CodeType]:
+def parts_of(code: types.CodeType) -> Iterator[types.CodeType]:
     """The code of a function, and that of the functions that it defines."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _parts(constant)
+            yield from parts_of(constant)
 
 
 @functools.lru_cache(maxsize=1 << 12)

@@ -12,7 +12,7 @@ import importlib
 import io
 import sys
 import types
-from collections.abc import Container, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -130,6 +130,14 @@ class Outside:
         if frame.f_code is _IMPORTING and (name := frame.f_locals["name"]) not in self.tried:
             self.refused = FirstImportError(name)
             raise self.refused
+
+    def meet(self, meet: Callable[..., None], code: types.CodeType, space: dict[str, Any]) -> None:
+        """Tell of code that is about to run; a model may catch what that raises."""
+        try:
+            meet(code, space)
+        except TakenError as error:
+            self.refused = error
+            raise
 
     def refuse(self, frame: types.FrameType, function: Any) -> None:
         """Raise TakenError where the model makes such a call."""

@@ -6,7 +6,7 @@ import gc
 import importlib
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -19,13 +19,13 @@ class Ran:
 
     ``functions`` only grows, until it is given up. Torch's code counts where it is that of modules (``torch.nn``),
     Python's and reroll's nowhere. A function is made anew around its code, as only that is seen to run, so its closure
-    is empty.
+    is empty. whole: whether a run before the first record has ended, which an import may end too soon.
     """
 
     def __init__(self) -> None:
         self.functions: list[types.FunctionType] = []
         self._known = set[tuple[types.CodeType, int]]()
-        self._given_up = False
+        self._given_up = self.whole = False
         self.imported = set[str]()
 
     def imports(self, module: str) -> None:
@@ -40,9 +40,10 @@ class Ran:
         self.functions.clear()
 
     @contextmanager
-    def noting(self) -> Iterator[None]:
+    def noting(self, meet: Callable[[types.CodeType, dict[str, Any]], None] | None = None) -> Iterator[None]:
         """Note what runs inside, in this thread; not what is called whenever Python collects, which is nothing of the
-        model's. Raises TakenError where it takes something from outside, and FirstImportError where it imports."""
+        model's. Raises TakenError where it takes something from outside, and FirstImportError where it imports.
+        ``meet`` is told of code before it runs for the first time."""
         found: dict[tuple[types.CodeType, int], dict[str, Any]] = {}
         outside = Outside(self.imported)
 
@@ -50,6 +51,8 @@ class Ran:
             if event == "call":
                 outside.see(frame)
                 space = frame.f_globals
+                if meet is not None and (frame.f_code, id(space)) not in found:
+                    outside.meet(meet, frame.f_code, space)
                 found[frame.f_code, id(space)] = space
             elif event == "c_call":
                 outside.refuse(frame, of)

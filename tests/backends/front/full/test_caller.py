@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import reroll
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.full.caller import Caller
+from reroll.backends.front.held.ran import Ran
 from reroll.backends.front.recorded import Recorded
 from reroll.capture.recorder import graph
 from reroll.capture.recorder.graph import GraphRecorder
@@ -463,7 +464,7 @@ def test_an_interrupt_leaves_the_stance_of_torch_as_it_was(alone: bool, monkeypa
     monkeypatch.setattr("reroll.capture.recorder.graph.applied_functions", mock.Mock(side_effect=KeyboardInterrupt))
     call, recorded = Call((torch.randn(9, B, N),), {}), Recorded(Net(stays))
     with pytest.raises(KeyboardInterrupt):
-        recorded._run_alone(call) if alone else recorded_apart()
+        recorded._run_alone(call, Ran()) if alone else recorded_apart()
     assert torch._dynamo.eval_frame._stance.stance == "default"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import itertools
 import logging
 import os
@@ -215,6 +216,67 @@ def test_what_a_module_reads_when_it_is_imported_is_read_once(imported: Path) ->
         x = torch.randn(steps, 2, 3)
         torch.testing.assert_close(compiled(x), plain(x))
     assert not compiled.reroll_caller.is_read
+
+
+ELSEWHERE = """
+import torch
+TENSOR, NAMES, TABLE, GENERATOR = torch.zeros(3), [], {}, torch.Generator().manual_seed(3)
+
+class Counter:
+    count = 0
+
+def by_tensor():
+    TENSOR.add_(0.1)
+    return 0.5
+
+def by_list():
+    NAMES.append("a")
+    return 0.1 * len(NAMES)
+
+def by_table():
+    TABLE["count"] = TABLE.get("count", 0) + 1
+    return 0.1 * TABLE["count"]
+
+def by_class():
+    Counter.count += 1
+    return 0.1 * Counter.count
+
+def by_generator():
+    return torch.rand((), generator=GENERATOR)
+"""
+
+
+class Reaching(Scaled):
+    """Calls what nothing leads to but a text that is put together."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.first, self.second = "elsewhere", name
+
+    def scale(self) -> Any:
+        return vars(importlib.import_module("imported_" + self.first))["by_" + self.second]()
+
+
+@pytest.mark.parametrize("name", ["tensor", "list", "table", "class", "generator"])
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_function_changes_that_nothing_leads_to_is_changed_once_a_call(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run before the first record was not put back."""
+    (tmp_path / "imported_elsewhere.py").write_text(ELSEWHERE)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = list[Any]()
+    for compiles in (False, True):
+        sys.modules.pop("imported_elsewhere", None)
+        torch.manual_seed(0)
+        model, x = Reaching(name), torch.randn(9, 2, 3)
+        run = reroll.compile(model, lowering="eager") if compiles else model
+        values = [run(x).detach() for _ in range(3)]
+        there = sys.modules["imported_elsewhere"]
+        left = [there.TENSOR, len(there.NAMES), there.TABLE.get("count"), there.Counter.count]
+        found.append([*values, *left, there.GENERATOR.get_state()])
+    sys.modules.pop("imported_elsewhere", None)
+    torch.testing.assert_close(*found)
 
 
 REGISTRY: dict[str, float] = {}
