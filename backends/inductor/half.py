@@ -6,7 +6,10 @@ fake mode inductor reads), ``user_visible_output_idxs`` (results keep their layo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copyreg
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -57,11 +60,27 @@ def compile_half(graph: fx.GraphModule, mode: FakeTensorMode, *, backward: bool,
     }
     unit = Unit(partial(mended, settings))
     kernels = quick_builds(build=build, later=unit)
-    with apart_from_dynamo(mode), V.set_fake_mode(mode), torch.no_grad(), kernels, mended(settings):
+    ours = mended(settings), _one_name_in_all_processes()
+    with apart_from_dynamo(mode), V.set_fake_mode(mode), torch.no_grad(), kernels, ours[0], ours[1]:
         compiled: Any = compile_fx_inner(graph, inputs, is_backward=backward)
     if not build and getattr(compiled, "constants", None):
         raise ValueError("inductor made constants of parts of the graph")
     return Code(compiled, getattr(compiled, "source_code", ""), _itemsizes(graph.graph), unit)
+
+
+@contextmanager
+def _one_name_in_all_processes() -> Iterator[None]:
+    """Inductor's cache knows a graph by its pickle, and Python pickles a layout of memory as an attribute of the first
+    module that has imported torch: where that is a module of the user's, no other process would find the code."""
+    table: dict[type, Any] = copyreg.dispatch_table
+    kind: type = torch.memory_format
+    before = {kind: table[kind]} if kind in table else {}
+    table[kind] = lambda layout: (pkgutil.resolve_name, (str(layout),))
+    try:
+        yield
+    finally:
+        table.pop(kind, None)
+        table.update(before)
 
 
 def _itemsizes(graph: fx.Graph) -> dict[str, int]:

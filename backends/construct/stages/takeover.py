@@ -40,7 +40,7 @@ AGAIN = 2.0
 """Seconds of eager training of one program, after which its own do: about what it takes where another program of the
 same loops was compiled before."""
 
-_AHEAD = 2, COMPILING / 4  # training calls and seconds after which another process begins to compile them
+_AHEAD = 2, COMPILING / 10  # training calls and seconds after which another process begins to compile them
 _SETTLED = 3  # training calls after which the new times are told
 _MET: dict[str, str] = {}  # for the lines of loops the sizes of their states, when they were last met
 _ASIDE: ContextVar[bool] = ContextVar("_ASIDE", default=False)

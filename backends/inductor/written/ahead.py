@@ -12,6 +12,7 @@ import base64
 import fcntl
 import json
 import logging
+import math
 import os
 import pickle
 import select
@@ -43,7 +44,8 @@ from reroll.segment.trace import trace_mode
 
 LOG = logging.getLogger(__name__)
 _CODE = "import os; os.nice(19); from reroll.backends.inductor.written.ahead import main; main()"
-_LONGEST = 10  # seconds until a takeover compiles by itself: where all cores are busy, the lowest priority gets nothing
+_LOOKED = 10  # seconds in which it must get half a core, or a takeover compiles by itself: with the lowest priority, it
+#               may get nothing where all cores are busy
 _LOOKING = 1.0  # seconds between looks at whether the process that began this one is still there
 
 
@@ -94,18 +96,31 @@ class Ahead:
         return json.dumps({"halves": tables, "settings": base64.b64encode(pickle.dumps(_settings())).decode()}).encode()
 
     def end(self) -> None:
-        """Wait until it has compiled what it was asked for, and end it; where that takes too long, too."""
-        if self.asked:
-            with suppress(subprocess.TimeoutExpired):
-                self._wait()
+        """Wait until it has compiled what it was asked for, as long as it goes on, and end it."""
+        if self.asked and not self._ends_within(PATIENCE):
+            tell("waiting for segments that another process compiles")
+            before, now = -math.inf, _used(self.process.pid)
+            while now - before >= _LOOKED / 2 and not self._ends_within(_LOOKED):
+                before, now = now, _used(self.process.pid)
         _end(self.process)
 
-    def _wait(self) -> None:
-        try:
-            self.process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            tell("waiting for segments that another process compiles")
-            self.process.wait(_LONGEST)
+    def _ends_within(self, seconds: float) -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+            return True
+        return False
+
+
+def _used(group: int) -> float:
+    """CPU seconds of a group of processes up to now, with those of its children that have ended; none where the system
+    does not say. (Its first process waits while the C++ compiler works.)"""
+    found = 0.0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                found += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return found
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -139,10 +154,12 @@ def main() -> None:
                 compile_half(half, mode, backward=each["backward"]).unit.settle()
 
 
+_MATMUL: Any = torch.backends.cuda.matmul
 _TORCH: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "threads": (torch.get_num_threads, torch.set_num_threads),
     "dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "products": (lambda: _MATMUL.fp32_precision, lambda value: setattr(_MATMUL, "fp32_precision", value)),
     "deterministic": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
 }
 """Settings of torch that code depends on: how each is read and set."""
@@ -157,7 +174,9 @@ def _settings() -> tuple[dict[str, Any], dict[str, Any]]:
 def _set(settings: tuple[dict[str, Any], dict[str, Any]]) -> None:
     config: Any = torch._inductor.config
     for name, value in settings[0].items():
-        _TORCH[name][1](value)
+        read, change = _TORCH[name]
+        if read() != value:  # the precision that is set, even to the default, is another one for inductor's cache
+            change(value)
     for name, value in settings[1].items():
         if getattr(config, name) != value:
             setattr(config, name, value)

@@ -7,6 +7,7 @@ import inspect
 import json
 import linecache
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch._inductor import cpp_builder, cpu_vec_isa
 
 import reroll
@@ -89,9 +91,9 @@ def forget_vectors() -> None:
 
 @pytest.mark.inductor
 def test_what_takes_over_is_found_in_the_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No kernel is built by this process, and the values are those that it would have made."""
+    """No kernel is written or built by this process, and the values are those that it would have made."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(ahead, "_LONGEST", 600)  # a takeover gives up a process that gets no turn on a busy machine
+    monkeypatch.setattr(ahead, "_LOOKED", 600)  # a takeover gives up a process that gets no turn on a busy machine
     forget_vectors()
     family.forget()
     begun = note_what_begins(monkeypatch)
@@ -105,9 +107,13 @@ def test_what_takes_over_is_found_in_the_caches(monkeypatch: pytest.MonkeyPatch,
         time.sleep(0.1)
         run(x_TBI)
     monkeypatch.setattr(takeover, "CALL", only_program(run).takeover.spent.calls + 1)
+    counters.clear()
     with mock.patch.object(cpp_builder, "run_compile_cmd", side_effect=AssertionError("nothing is compiled")):
         y_BI = run(x_TBI)
     assert begun[0].process.returncode == 0
+    found = counters["inductor"]
+    assert found["fxgraph_cache_hit"]
+    assert not found["fxgraph_cache_miss"], "it has another key there"
     assert not only_program(run).takeover.lasting, "eager segments are held no longer"
     torch.testing.assert_close(y_BI, model(x_TBI))
 
@@ -116,6 +122,32 @@ def only_program(run: Any) -> Any:
     """The program of a compiled model."""
     (recording,) = run.reroll_caller.at_length.recorded.recordings.values()
     return recording.run
+
+
+@pytest.mark.parametrize(("gets", "ended"), [(1.0, 0), (0.0, -9)])
+def test_a_process_is_waited_for_as_long_as_it_works(gets: float, ended: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``gets``: the cores that it gets."""
+    monkeypatch.setattr(ahead, "PATIENCE", 0.1)
+    monkeypatch.setattr(ahead, "_LOOKED", 0.1)
+    monkeypatch.setattr(ahead, "_used", lambda _: gets * time.monotonic())
+    monkeypatch.setattr(ahead, "_CODE", f"import time; time.sleep({99 - 97 * gets})")
+    begun = Ahead.begin(lambda: None)
+    begun.asked = True
+    begun.end()
+    assert begun.process.returncode == ended
+
+
+def test_what_the_compiler_of_a_process_uses_counts() -> None:
+    begins = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+    process = subprocess.Popen([sys.executable, "-c", begins], process_group=0)
+    try:
+        time.sleep(2.0)
+        before = ahead._used(process.pid)
+        time.sleep(2.0)
+        assert ahead._used(process.pid) > before > 0.0
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
 
 
 FAILS = "raise SystemExit(3)", "raise OSError(28, 'No space left on device')", "import os; os.kill(os.getpid(), 9)"
