@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,7 +17,7 @@ from reroll.backends.front.full.caller import Caller
 from reroll.backends.front.modules import CompiledModule, ShardedModule, refuse_no_scalar, with_loss
 from reroll.backends.processes.apart import alone, forward_of, speaks_inside, spoken_around
 from reroll.backends.processes.sharded import sharded_inside
-from reroll.errors import OptionError, UnsupportedError
+from reroll.errors import NoRecurrenceError, OptionError, UnsupportedError, warn
 from reroll.planning.options import Options, OptionsDict
 
 M = TypeVar("M", bound=Callable[..., Any])  # a module, a function or a method
@@ -134,7 +135,7 @@ def compile(  # noqa: A001  # as torch.compile
     Values may be asked whether they are true: the answers are compared at every call, a RerollWarning says so, and from
     the first other answer on Dynamo reads the model.
     """
-    Options.of(options)
+    asked = Options.of(options)
     if time_dim is not None or steps is not None:
         warnings.warn(_UNNEEDED, DeprecationWarning, stacklevel=2)
     how = {"dynamic": dynamic, **options}
@@ -143,6 +144,7 @@ def compile(  # noqa: A001  # as torch.compile
     if loss is not None:
         return _with_loss(model, loss, how)
     _refuse_what_is_no_model(model)
+    _warn_of_generators(model, asked)
     if isinstance(model, nn.Module) and speaks_inside(model):
         _refuse_dynamic(dynamic)
         return _together(model, options)
@@ -174,6 +176,21 @@ def _refuse_what_is_no_model(model: Any) -> None:
             f"reroll.compile was given the class {model.__name__}, which is no model yet. Compile an instance, "
             f"reroll.compile({model.__name__}(...)), or put the decorator on its forward."
         )
+
+
+def _warn_of_generators(model: Callable[..., Any], options: Options) -> None:
+    """Say that the steps of a generator are its caller's. Raises NoRecurrenceError if the options ask for it."""
+    run = model.forward if isinstance(model, nn.Module) else model
+    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    if any(is_kind(run) for is_kind in kinds):
+        text = (
+            f"reroll.compile was given {getattr(run, '__qualname__', run)}, which is a generator or a coroutine: its "
+            "caller decides when it goes on, so there is no loop to roll, and it runs as it is. Return a list in place "
+            "of values that are yielded one by one."
+        )
+        if options.on_no_recurrence == "error":
+            raise NoRecurrenceError(text)
+        warn(text)
 
 
 def _refuse_dynamic(dynamic: Any) -> None:

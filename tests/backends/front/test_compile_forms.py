@@ -21,7 +21,7 @@ import reroll.backends.dynamo.entry as dynamo
 from deep_networks import WIDTH, Stack, layers
 from length_networks import DOUBLE, EAGER, H, I, Net, agree, counted, growing_attribute, kept_input, last, rows, stacked
 from reroll.backends.front.recorded import Recorded
-from reroll.errors import OptionError, RerollWarning, UnsupportedError
+from reroll.errors import NoRecurrenceError, OptionError, RerollWarning, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -669,3 +669,35 @@ def test_a_model_runs_as_it_is_where_the_environment_switches_dynamo_off(monkeyp
     net, x_TBI = Net(last), torch.randn(20, 2, I)
     fast = reroll.compile(net, **EAGER)
     assert torch.equal(fast(x_TBI), net(x_TBI))
+
+
+@pytest.mark.parametrize("policy", ["warn", "error"])
+def test_a_generator_runs_as_it_is_and_says_so_and_the_remedy_helps(policy: Any) -> None:
+    class Yielding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.GRUCell(3, 4)
+
+        def forward(self, x_TBI: Tensor) -> Iterator[Tensor]:
+            h_BH = x_TBI.new_zeros(x_TBI.shape[1], 4)
+            for x_BI in x_TBI:
+                h_BH = self.cell(x_BI, h_BH)
+                yield h_BH
+
+    class Returning(Yielding):
+        def forward(self, x_TBI: Tensor) -> list[Tensor]:  # type: ignore[override]
+            return list(super().forward(x_TBI))
+
+    model, x_TBI = Returning(), torch.randn(7, 2, 3)
+    expected = model(x_TBI)
+    if policy == "error":
+        with pytest.raises(NoRecurrenceError, match="is a generator"):
+            reroll.compile(Yielding(), on_no_recurrence=policy)
+    else:
+        with pytest.warns(RerollWarning, match="is a generator"):
+            assert len(list(reroll.compile(Yielding())(x_TBI))) == 7
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RerollWarning)
+        found = reroll.compile(model, lowering="eager", on_no_recurrence="error")(x_TBI)
+    for a_BH, b_BH in zip(found, expected, strict=True):
+        torch.testing.assert_close(a_BH, b_BH)
