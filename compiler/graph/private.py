@@ -16,8 +16,7 @@ saves. ``_are_functorch_transforms_active``: inside of ``vmap``.
 In ``torch.nn.modules.module``, ``_global_forward_hooks`` and three like it hold the hooks of all modules; in
 ``torch.nn.utils.parametrize``, ``_cache`` holds what ``parametrize.cached()`` keeps. The functions of ``torch._C`` in
 ``_SETTINGS`` are what public ones ask, which take ten times as long; one that is missing is left out.
-``_get_current_function_mode_stack``: what is around, as ``_len_torch_function_stack`` counts it, and
-``_len_torch_dispatch_stack`` modes that see what is inside of operations;
+``_get_current_function_mode_stack``: what is around, as ``_len_torch_function_stack`` counts it;
 ``torch.utils._device`` has that of ``with torch.device(...)``.
 """
 
@@ -103,11 +102,6 @@ def modes_of_functions() -> list[Any]:
         return []
     found = [each for each in _get_current_function_mode_stack() if type(each) is not DeviceContext]
     return [each for each in found if type(each).__module__.partition(".")[0] not in ("reroll", "torch")]
-
-
-def dispatch_modes() -> int:
-    """How many modes are asked for every operation."""
-    return torch._C._len_torch_dispatch_stack()
 
 
 _METHODS = dict(vars(torch.Tensor))
