@@ -338,3 +338,51 @@ def test_what_cannot_be_said_is_waited_for_by_nobody(monkeypatch: pytest.MonkeyP
     assert not begun.asked
     begun.ask()
     begun.end()
+
+
+TRAINS = """
+import hashlib
+import torch
+from torch import nn
+import reroll
+from reroll.backends.construct.stages import takeover
+
+takeover.COMPILING, takeover._AHEAD = 0.5, (2, 0.05)
+if {alone}:
+    takeover._AHEAD = 1 << 30, 0.0
+torch.manual_seed(0)
+torch.set_num_threads(1)
+cell, drop = nn.LSTMCell(12, 24), nn.Dropout(0.2)
+
+def model(x_TBI):
+    h_BH = c_BH = x_TBI.new_zeros(x_TBI.shape[1], 24)
+    for x_BI in x_TBI:
+        h_BH, c_BH = cell(drop(x_BI), (h_BH, c_BH))
+    return h_BH
+
+run, optimizer, found = reroll.compile(model), torch.optim.Adam(cell.parameters()), hashlib.sha1()
+for step in range(60):
+    loss = run(torch.randn(40, 8 if step % 7 else 5, 12)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    found.update(loss.detach().numpy().tobytes())
+    for each in cell.parameters():
+        found.update(each.detach().numpy().tobytes())
+print(any(each.run.takeover.took_over for each in run.reroll_caller.at_length.recorded.recordings.values()))
+print(found.hexdigest())
+"""
+
+
+@pytest.mark.campaign
+@pytest.mark.inductor
+def test_two_runs_of_a_script_give_the_same_bits(tmp_path: Path) -> None:
+    """With cold caches, with what that left, and cold again without another process; batches of two sizes, dropout."""
+    found = list[list[str]]()
+    for caches, alone in (("a", False), ("a", False), ("b", True)):
+        where = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / caches), "REROLL_CACHE_DIR": str(tmp_path / caches)}
+        command = [sys.executable, "-c", TRAINS.format(alone=alone)]
+        done = subprocess.run(command, env={**os.environ, **where}, check=True, capture_output=True, text=True)
+        found.append(done.stdout.splitlines())
+    assert found[0][0] == "True", "compiled segments have taken over"
+    assert found[0] == found[1] == found[2]
