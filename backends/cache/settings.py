@@ -20,7 +20,7 @@ import torch
 
 from reroll.backends.cache.entries import Unkept
 from reroll.backends.cache.patches import refuse_changed_torch
-from reroll.graph.private import autocast_dtypes
+from reroll.graph.private import autocast_dtypes, precisions
 
 _PASSES = ("joint_custom_pre_pass", "joint_custom_post_pass")
 _PACKAGES = ("reroll", "reroll.backends", "reroll.passes")
@@ -95,9 +95,8 @@ def flags() -> tuple[Any, ...]:
         torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
-        torch.get_float32_matmul_precision(),
+        precisions(),
         (autocast_dtypes(), [torch.get_autocast_dtype(kind) for kind in kinds], torch.is_autocast_cache_enabled()),
-        (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32),
         backends.mkldnn.is_available() and backends.mkldnn.enabled,
         backends.mha.get_fastpath_enabled(),
         backends.opt_einsum.is_available() and (backends.opt_einsum.enabled, backends.opt_einsum.strategy),

@@ -16,6 +16,7 @@ saves. ``_are_functorch_transforms_active``: inside of ``vmap``.
 In ``torch.nn.modules.module``, ``_global_forward_hooks`` and three like it hold the hooks of all modules; in
 ``torch.nn.utils.parametrize``, ``_cache`` holds what ``parametrize.cached()`` keeps. The functions of ``torch._C`` in
 ``_SETTINGS`` are what public ones ask, which take ten times as long; one that is missing is left out.
+``_get_fp32_precision_getter`` and ``_set_fp32_precision_setter`` are behind ``torch.backends.fp32_precision``.
 ``_get_current_function_mode_stack``: what is around, as ``_len_torch_function_stack`` counts it;
 ``torch.utils._device`` has that of ``with torch.device(...)``.
 """
@@ -77,14 +78,31 @@ def without_hooks_of_all_modules() -> Iterator[None]:
 
 _SETTINGS = (
     *("_get_deterministic_algorithms", "_get_deterministic_algorithms_warn_only", "get_num_threads"),
-    *("_get_deterministic_fill_uninitialized_memory", "_get_float32_matmul_precision", "is_anomaly_enabled"),
-    *("is_anomaly_check_nan_enabled", "_get_cublas_allow_tf32", "_get_cublas_allow_fp16_reduced_precision_reduction"),
-    *("_get_cublas_allow_bf16_reduced_precision_reduction", "_get_cudnn_enabled", "_get_cudnn_benchmark"),
-    *("_get_cudnn_allow_tf32", "_get_cudnn_deterministic", "_get_mkldnn_enabled", "_get_nnpack_enabled"),
+    *("_get_deterministic_fill_uninitialized_memory", "is_anomaly_enabled", "is_anomaly_check_nan_enabled"),
+    *("_get_cublas_allow_fp16_reduced_precision_reduction", "_get_cublas_allow_bf16_reduced_precision_reduction"),
+    *("_get_cudnn_enabled", "_get_cudnn_benchmark", "_get_cudnn_deterministic"),
+    *("_get_mkldnn_enabled", "_get_nnpack_enabled"),
     *("_get_flash_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_math_sdp_enabled", "_get_cudnn_sdp_enabled"),
     *("_is_multithreading_enabled", "is_autocast_cache_enabled", "_is_torch_function_enabled"),
 )
 _GETTERS = [getattr(torch._C, name) for name in _SETTINGS if hasattr(torch._C, name)]
+_PRECISIONS = (
+    ("generic", "all"),
+    *((backend, kind) for backend in ("cuda", "mkldnn") for kind in ("all", "matmul", "conv", "rnn")),
+)
+
+
+def precisions() -> tuple[str, ...]:
+    """How float32 is rounded inside of products and convolutions, by backend. (``torch.get_float32_matmul_precision``
+    and ``allow_tf32`` tell the same, but raise an error where it was set through ``torch.backends.fp32_precision``.)"""
+    return tuple(torch._C._get_fp32_precision_getter(*each) for each in _PRECISIONS)
+
+
+def set_precisions(asked: tuple[str, ...]) -> None:
+    """Set those that are others. (What is set to a default is no default for the keys of inductor's cache.)"""
+    for (backend, kind), precision in zip(_PRECISIONS, asked, strict=True):
+        if torch._C._get_fp32_precision_getter(backend, kind) != precision:
+            torch._C._set_fp32_precision_setter(backend, kind, precision)
 
 
 def settings_of_torch() -> tuple[Any, ...]:
@@ -92,7 +110,7 @@ def settings_of_torch() -> tuple[Any, ...]:
     einsum, mha = torch.backends.opt_einsum, torch.backends.mha
     more = (einsum.strategy, einsum.enabled, mha.get_fastpath_enabled())
     dtypes = (torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda"))
-    return (*(read() for read in _GETTERS), *more, *dtypes)
+    return (*(read() for read in _GETTERS), *precisions(), *more, *dtypes)
 
 
 def modes_of_functions() -> list[Any]:

@@ -39,6 +39,7 @@ from reroll.backends.inductor.native_products import register
 from reroll.backends.inductor.sizes.family import collecting
 from reroll.backends.progress import PATIENCE, tell
 from reroll.errors import RerollError
+from reroll.graph.private import precisions, set_precisions
 from reroll.segment.ops import OUTER, PRODUCT
 from reroll.segment.trace import trace_mode
 
@@ -154,12 +155,10 @@ def main() -> None:
                 compile_half(half, mode, backward=each["backward"]).unit.settle()
 
 
-_MATMUL: Any = torch.backends.cuda.matmul
 _TORCH: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "threads": (torch.get_num_threads, torch.set_num_threads),
     "dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    "products": (lambda: _MATMUL.fp32_precision, lambda value: setattr(_MATMUL, "fp32_precision", value)),
+    "precisions": (precisions, set_precisions),
     "deterministic": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
 }
 """Settings of torch that code depends on: how each is read and set."""
@@ -174,9 +173,7 @@ def _settings() -> tuple[dict[str, Any], dict[str, Any]]:
 def _set(settings: tuple[dict[str, Any], dict[str, Any]]) -> None:
     config: Any = torch._inductor.config
     for name, value in settings[0].items():
-        read, change = _TORCH[name]
-        if read() != value:  # the precision that is set, even to the default, is another one for inductor's cache
-            change(value)
+        _TORCH[name][1](value)
     for name, value in settings[1].items():
         if getattr(config, name) != value:
             setattr(config, name, value)

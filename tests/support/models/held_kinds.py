@@ -886,6 +886,9 @@ hooked("hook, all before", lambda net: nn.modules.module.register_module_forward
 hooked("hook, all backward", lambda net: nn.modules.module.register_module_full_backward_hook(halve_gradient))
 
 
+_BACKENDS: Any = torch.backends
+
+
 def _matmul() -> Any:
     return torch.backends.cuda.matmul
 
@@ -937,6 +940,22 @@ QUESTIONS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "precision": (
         lambda: torch.get_float32_matmul_precision() == "medium",
         lambda: setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
+    ),
+    "precision of all backends": (
+        lambda: _BACKENDS.fp32_precision == "tf32",
+        lambda: setting(
+            lambda: _BACKENDS.fp32_precision,
+            lambda v: setattr(_BACKENDS, "fp32_precision", v),
+            "tf32",
+        ),
+    ),
+    "precision of a backend": (
+        lambda: _BACKENDS.mkldnn.matmul.fp32_precision == "bf16",
+        lambda: setting(
+            lambda: _BACKENDS.mkldnn.matmul.fp32_precision,
+            lambda v: setattr(_BACKENDS.mkldnn.matmul, "fp32_precision", v),
+            "bf16",
+        ),
     ),
     "tf32": (
         lambda: torch.backends.cuda.matmul.allow_tf32,
