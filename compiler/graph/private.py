@@ -17,19 +17,21 @@ In ``torch.nn.modules.module``, ``_global_forward_hooks`` and three like it hold
 ``torch.nn.utils.parametrize``, ``_cache`` holds what ``parametrize.cached()`` keeps. The functions of ``torch._C`` in
 ``_SETTINGS`` are what public ones ask, which take ten times as long; one that is missing is left out.
 ``_get_fp32_precision_getter`` and ``_set_fp32_precision_setter`` are behind ``torch.backends.fp32_precision``.
-``_get_current_function_mode_stack``: what is around, as ``_len_torch_function_stack`` counts it;
-``torch.utils._device`` has that of ``with torch.device(...)``.
+``_get_dispatch_mode`` and ``_get_dispatch_mode_pre_dispatch`` tell tracers that are around, by
+``_TorchDispatchModeKey``, and ``FakeTensor`` is what they give. ``_get_current_function_mode_stack``: what else is
+around, as ``_len_torch_function_stack`` counts it; ``torch.utils._device`` has that of ``with torch.device(...)``.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import _SingleLevelFunction
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_aggregate as map_aggregate
@@ -43,9 +45,18 @@ LazyGraphModule = _LazyGraphModule
 CHECK = torch.ops.aten._linalg_check_errors.default
 set_grad_enabled = torch._C._set_grad_enabled
 in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
+_TRACERS = torch._C._TorchDispatchModeKey
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 outside_modes = _disable_current_modes
 unseen = torch._C._DisableTorchDispatch  # a context in which no mode is asked for operations
+
+
+def is_traced(values: Iterable[Any]) -> bool:
+    """Whether a tracer is around, or gives one of the values: ``torch.export``, ``make_fx``, fake tensors."""
+    modes = map(torch._C._get_dispatch_mode, (_TRACERS.FAKE, _TRACERS.FUNCTIONAL, _TRACERS.PROXY))
+    before_autograd = torch._ops._get_dispatch_mode_pre_dispatch(_TRACERS.PROXY)
+    around = any(mode is not None for mode in (*modes, before_autograd))
+    return around or any(isinstance(value, FakeTensor) for value in values)
 
 
 def compiled_in_place(model: Any) -> bool:

@@ -12,11 +12,12 @@ import torch
 from reroll.backends.dynamo.entry import dynamo_is_off
 from reroll.backends.front.calls.turns import turn
 from reroll.errors import warn
-from reroll.graph.private import in_transform, modes_of_functions
+from reroll.graph.private import in_transform, is_traced, modes_of_functions
 
 WITHIN = (
     "a model that reroll.compile has made calls Dynamo itself, so a function compiled around it ends its graph at the "
-    "call and begins another one after it; leave out fullgraph=True, or compile only what is around the model"
+    "call and begins another one after it; leave out fullgraph=True, or compile only what is around the model, and "
+    "export the plain model"
 )
 """Why Dynamo does not read such a call."""
 
@@ -30,7 +31,7 @@ class InTurn:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result."""
         with turn():
-            plainly = dynamo_is_off() or _is_transformed()
+            plainly = dynamo_is_off() or _is_transformed((*args, *kwargs.values()))
             rest = partial(self.model, *args, **kwargs) if plainly else self._begun(args, kwargs)
         return rest()
 
@@ -39,11 +40,13 @@ class InTurn:
         raise NotImplementedError
 
 
-def _is_transformed() -> bool:
-    """Whether a torch.func transform, or a mode of the user's that sees operations, is around the call, of which the
-    user is told."""
+def _is_transformed(values: tuple[Any, ...]) -> bool:
+    """Whether a torch.func transform, a tracer, or a mode of the user's that sees operations, is around a call with
+    such values, of which the user is told."""
     if in_transform():
         around = "A torch.func transform (vmap, grad, jvp, ...)"
+    elif is_traced(values):
+        around = "A tracer (torch.export, make_fx, FakeTensorMode, ...)"
     elif modes := modes_of_functions():
         around = f"A TorchFunctionMode ({type(modes[-1]).__name__})"
     else:

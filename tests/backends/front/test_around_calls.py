@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrize
 
 import reroll
@@ -132,6 +135,33 @@ def test_a_transform_around_a_model_runs_it_as_it_is(transformed: Callable[..., 
     torch.testing.assert_close(found, transformed(model, x))
     with pytest.raises(UnsupportedError, match="Forward-mode gradients"), forward_ad.dual_level():
         run(forward_ad.make_dual(x, x))
+
+
+def within_fakes(run: Any, x: Tensor) -> Any:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        return run(mode.from_tensor(x))
+
+
+@pytest.mark.parametrize(
+    "traced",
+    [
+        lambda run, x: torch.export.export(run, (x,)).module()(x),
+        lambda run, x: make_fx(run)(x)(x),
+        lambda run, x: make_fx(run, pre_dispatch=True)(x)(x),
+        lambda run, x: torch.zeros(within_fakes(run, x).shape),
+        lambda run, x: torch.zeros(run(FakeTensorMode(allow_non_fake_inputs=True).from_tensor(x)).shape),
+    ],
+    ids=["export", "make_fx", "make_fx, before autograd", "FakeTensorMode", "a fake tensor"],
+)
+def test_a_tracer_around_a_model_sees_it_as_it_is(traced: Callable[..., Tensor]) -> None:
+    model, x = Cell(), torch.randn(12, 2, 3)
+    run = reroll.compile(model, **EAGER)
+    with pytest.warns(RerollWarning, match=r"A tracer .* runs as plain PyTorch"):
+        found = traced(run, x)
+    torch.testing.assert_close(found, traced(model, x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RerollWarning)
+        torch.testing.assert_close(run(x), model(x))
 
 
 @pytest.mark.filterwarnings("ignore::reroll.RerollWarning")
