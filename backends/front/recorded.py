@@ -197,7 +197,7 @@ class Recorded:
     def _record(self, call: Call, ran: Ran) -> tuple[fx.GraphModule, Callable[..., Recording]]:
         refuse_sparse(self.model, call)
         if not ran.functions or not ran.whole:
-            self._ends(call, ran)
+            self.ends(call, ran)
             ran.whole = True
         known = len(ran.functions)
         try:
@@ -210,7 +210,7 @@ class Recorded:
                 return made
         return self._recorded(call, ran)
 
-    def _ends(self, call: Call, ran: Ran) -> bool:
+    def ends(self, call: Call, ran: Ran) -> bool:
         """Run the model with nothing around it, for what code runs: whether it raises nothing."""
         with contextlib.redirect_stdout(io.StringIO()), _complaints(), _refused():
             try:
@@ -226,7 +226,7 @@ class Recorded:
             with _refused():
                 return self._written(call, ran)
         except RaisedError as error:
-            if self._ends(call, ran):
+            if self.ends(call, ran):
                 raise Unrecordable(str(error)) from error.__cause__
             raise
 

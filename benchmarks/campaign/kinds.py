@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from idioms import IDIOMS, idioms_of
-from turns import OUTSIDE, TURNS
+from turns import BEYOND, OUTSIDE, TURNS
 
 HEAD = """import collections
 import contextlib
@@ -628,19 +628,21 @@ def _begun(draw: random.Random, writer: _Writer) -> str:
     return header
 
 
-_LATER = 480
-"""The first seed of turns of which four in sixteen have an idiom of ``OUTSIDE``."""
+_LATER = {1: (480, "outside", OUTSIDE), 3: (4000, "beyond", BEYOND)}
+"""For a seed's place among four fours: the first seed of turns that has one more idiom, and of which kind."""
 DRAWS = re.compile(r"drop|torch\.rand|bernoulli|rand_like|randn|gumbel|rrelu|normal_|uniform_")
 
-STATES = re.compile(r"self\.\{q\}|Net\.|CONFIG|random|environ|net\.")
+STATES = re.compile(r"self\.\{q\}|Net\.|CONFIG|random|environ|net\.|globals|_seed|_rng_state|import ")
 """Of idioms that keep something between calls, or may."""
 
 
 def _from_outside(seed: int, states: bool) -> list[str]:
-    """An idiom of ``OUTSIDE`` for some seeds, that leaves all else of theirs as it is."""
-    if seed < _LATER or seed // 4 % 4 != 1:
+    """An idiom of ``OUTSIDE`` or ``BEYOND`` for some seeds, that leaves all else of theirs as it is."""
+    place = seed // 4 % 4
+    if place not in _LATER or seed < _LATER[place][0]:
         return []
-    drawn = random.Random(f"outside {seed}").choice(idioms_of(OUTSIDE))
+    _, name, text = _LATER[place]
+    drawn = random.Random(f"{name} {seed}").choice(idioms_of(text))
     return [drawn] if states or not STATES.search(drawn) else []
 
 

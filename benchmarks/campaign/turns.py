@@ -651,6 +651,88 @@ OUTSIDE = r"""
 """
 """What looks at a model must not take or change, and rows of lists beside what each step reads of its own."""
 
+BEYOND = r"""
+- init: globals()["{q}"] = torch.Generator().manual_seed({k})
+  before: {a} = torch.rand(H_, generator={q})
+  step: {n} = {m} * {a}
+- init: globals()["{q}"] = torch.Generator().manual_seed({k})
+  step: {n} = {m} * torch.rand(H_, generator={q})
+- init: globals()["{q}"] = np.random.default_rng({k})
+  before: {a} = float({q}.random())
+  step: {n} = {m} * {a}
+- init: globals()["{q}"] = random.Random({k})
+  before: {a} = {q}.random()
+  step: {n} = {m} * {a}
+- init: globals()["{q}"] = collections.Counter()
+  before: {q}["n"] += 1
+  step: {n} = {m} * 0.9 ** {q}["n"]
+- init: globals()["{q}"] = np.ones(3)
+  before: {q}[0] *= 0.8
+  step: {n} = {m} * float({q}[0])
+- init: globals()["{q}"] = bytearray([{k}])
+  before: {q}[0] = ({q}[0] * 3 + 1) % 11
+  step: {n} = {m} * ({q}[0] / 11)
+- init: globals()["{q}"] = torch.ones(H_)
+  before: {q}.mul_(0.8)
+  step: {n} = {m} * {q}
+- init: globals()["{q}"] = __import__("contextvars").ContextVar("{q}", default=0.9)
+  before: {a} = {q}.get()
+  before: {q}.set({a} * 0.7)
+  step: {n} = {m} * {a}
+- init: globals()["{q}"] = __import__("threading").local()
+  before: {q}.n = getattr({q}, "n", 1.0) * 0.7
+  step: {n} = {m} * {q}.n
+- init: globals()["{q}"] = __import__("types").SimpleNamespace(n=1.0)
+  before: {q}.n *= 0.7
+  step: {n} = {m} * {q}.n
+- init: self.{q} = (lambda held: lambda: 0.9 ** (held.append(0) or len(held)))([])
+  before: {a} = self.{q}()
+  step: {n} = {m} * {a}
+- init: self.{q} = (lambda held: lambda v: v * held.mul_(0.8))(torch.ones(H_))
+  before: h = self.{q}(h)
+- init: globals()["{q}_held"] = [1.0]
+  init: exec("def {q}(v):\n    {q}_held[0] *= 0.7\n    return v * {q}_held[0]", globals())
+  before: h = globals()["".join(("{q}", ""))](h)
+- init: globals()["{q}_held"] = torch.ones(H_)
+  init: exec("def {q}(v):\n    {q}_held.mul_(0.7)\n    return v * {q}_held", globals())
+  before: h = globals()["".join(("{q}", ""))](h)
+- init: globals()["{q}_held"] = []
+  init: exec("def {q}(v):\n    {q}_held.append(0)\n    return v * 0.8 ** len({q}_held)", globals())
+  step: {n} = globals()["".join(("{q}", ""))]({m})
+- init: __import__("sys").modules.pop("colorsys", None)
+  before: import colorsys
+  before: {a} = colorsys.rgb_to_hls(0.1, 0.5, 0.3)[1]
+  step: {n} = {m} * {a}
+- init: self.{q} = os.path.join(os.path.dirname(__file__), f"late{{SEED}}.py")
+  init: open(self.{q}, "w").write("import math\nmath.late = getattr(math, 'late', 1.0) * 0.5")
+  init: vars(math).pop("late", None)
+  init: __import__("sys").modules.pop(f"late{{SEED}}", None)
+  before: {a} = __import__("runpy").run_path(self.{q})
+  step: {n} = {m} * math.late
+- before: torch.manual_seed({k})
+  step: {n} = {m} + 0.1 * torch.rand(H_)
+- before: torch.manual_seed({k})
+  before: {a} = torch.rand(H_)
+  step: {n} = {m} * {a}
+- before: {a} = torch.random.get_rng_state()
+  after: torch.random.set_rng_state({a})
+  step: {n} = {m} + 0.1 * torch.rand(H_)
+- init: self.{q} = 1.0
+  before: object.__setattr__(self, "{q}", self.{q} * 0.7)
+  step: {n} = {m} * self.{q}
+- init: self.{q} = 1.0
+  before: vars(self)["{q}"] *= 0.7
+  step: {n} = {m} * getattr(self, "".join(("{q}", "")))
+- init: type(self).{q} = property(lambda net: net.__dict__.setdefault("{q}_held", [0.9]).append(0.9) or len(net.{q}_held))
+  step: {n} = {m} * (1 / self.{q})
+- init: self.{q} = __import__("functools").lru_cache(None)(lambda k: [0.9])
+  before: self.{q}(0).append(0.8)
+  step: {n} = {m} * sum(self.{q}(0)) / 10
+- init: self.{q} = __import__("functools").partial(lambda held, v: v * (held.append(0) or 0.9 ** len(held)), [])
+  before: h = self.{q}(h)
+"""
+"""State to which nothing leads that a model holds, or only what it runs."""
+
 TURNS = {
     name: idioms_of(text)
     for name, text in {

@@ -226,7 +226,7 @@ class Proof:
                 break
             differences, error = compared(reference(), program(run), None, self.rounding)
         if any(each.error is not None for each in differences):
-            near = self._without_noise(reference, expected, shown)
+            near = self.without_noise(reference, expected, shown)
             left, error = compared(expected, near, None, self.rounding)
             differences = [each for each in differences if each.name in {other.name for other in left}]
         if differences:
@@ -278,7 +278,7 @@ class Proof:
             "plain model until it is mended; proof='never' lets the program run all the same."
         )
 
-    def _without_noise(self, reference: Callable[[], Seen], expected: Seen, shown: Seen) -> Seen:
+    def without_noise(self, reference: Callable[[], Seen], expected: Seen, shown: Seen) -> Seen:
         """What a program shows, without what noise of some roundings explains: a decision of the model (whether a
         neuron fires) may fall the other way, and all that follows from it. Nothing is explained where the model gives
         something else each time."""

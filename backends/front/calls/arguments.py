@@ -42,6 +42,10 @@ class Call:
         each = partial(_in_place_of, made)
         return Call(tuple(map(each, self.args)), {name: each(value) for name, value in self.kwargs.items()})
 
+    def sizes(self) -> Any:
+        """The sizes of all arguments, which are those of a batch and of the sequences in it."""
+        return tuple(tuple(value.shape) for value in tensors_of((self.args, self.kwargs)))
+
     def other_sizes(self) -> Iterator[Call]:
         """Calls with about half of the size of a dimension of the first tensor, in all that have a dimension of that
         size. Sizes stay 2 or more."""

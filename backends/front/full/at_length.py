@@ -117,7 +117,7 @@ class AtLength:
             graph.proof.renew(graph.plans, graph.run, departed)
         if not is_aside() and (departed or (graph.proof.due and self._proves(recording))):
             self._prove(call, recording, departed)
-        self.again.note((_sizes(call), program.operations) if first else None, key, looked=first)
+        self.again.note((call.sizes(), program.operations) if first else None, key, looked=first)
         with between_turns():
             return recording.replay(state)
 
@@ -261,11 +261,6 @@ def only_here(call: Call) -> str:
     if devices == {"cpu"}:
         return ""
     return f"code for any size is made for CPUs, and here is {', '.join(sorted(devices))}. {_WHEN_IT_COMES}"
-
-
-def _sizes(call: Call) -> Any:
-    """The sizes of all arguments, which are those of a batch and of the sequences in it."""
-    return tuple(tuple(value.shape) for value in tensors_of((call.args, call.kwargs)))
 
 
 def _kinds(found: Capture) -> Any:

@@ -22,6 +22,7 @@ from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.calls.plainly import InTurn
 from reroll.backends.front.full.at_length import AtLength, Found, Missing
 from reroll.backends.front.held.state import unsized
+from reroll.backends.front.reading import Reading
 from reroll.backends.front.recorded import AnotherAnswerError
 from reroll.backends.progress import tell
 from reroll.backends.runtime.randomness import random_state, set_random_state
@@ -41,6 +42,7 @@ class Caller(InTurn):
     def __init__(self, model: Callable[..., Any], options: Mapping[str, Any], *, dynamic: bool = False) -> None:
         self.model, self.options = model, Options.of(options)
         self.at_length = AtLength(model, self.options, dynamic=dynamic)
+        self.reading = Reading(self.at_length.recorded, self.options)
         self.given, self.reads = options, dict[tuple[Same, ...], Any]()
         self._read()  # torch.compile leaves a mark on the model, which no call is to leave
         self.has_sizes = self.told_short = False
@@ -61,7 +63,10 @@ class Caller(InTurn):
             results = [] if isinstance(found, Missing) else self._played(call, found)
             if results:
                 return results.pop
-        return partial(self._read(), *args, **kwargs)
+        run = self._read()
+        if self.is_read:
+            run = self.reading.runs(Call(tuple(args), dict(kwargs)), run, self.at_length.reach.ran)
+        return partial(run, *args, **kwargs)
 
     def _read(self) -> Callable[..., Any]:
         """The model as Dynamo reads it: anew for other hooks of all modules, as its guards do not see them."""

@@ -21,13 +21,13 @@ from reroll.backends.front.held.attributes import attributes, slots_of
 from reroll.backends.front.held.origin import holds_attributes, is_installed, is_users_code, once_a_class
 from reroll.capture.recorder.identity import PLAIN, Same, content_of, is_a
 
-_CACHED = type(functools.lru_cache(lambda: None))
-_POINTERS = (functools.partial, weakref.ref, ContextVar, defaultdict)
+CACHED = type(functools.lru_cache(lambda: None))
+_POINTERS = (functools.partial, weakref.ref, ContextVar, defaultdict, CACHED)
 CONTAINERS = (dict, list, set, deque, array.array, bytearray)
 _SEQUENCES = (list, set, deque, tuple, frozenset)
 PLAIN_ITEMS = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
 WRAPPERS = (
-    *(types.FunctionType, types.MethodType, staticmethod, classmethod, property, types.MappingProxyType, _CACHED),
+    *(types.FunctionType, types.MethodType, staticmethod, classmethod, property, types.MappingProxyType, CACHED),
     *(functools.partial, weakref.ref, ContextVar),
 )
 _READERS = ("__dict__", "__getattribute__")
@@ -77,8 +77,6 @@ def _wrapped(value: Any) -> Iterable[Any]:
         return (value.__func__,)
     if is_a(value, property):
         return value.fget, value.fset, value.fdel
-    if is_a(value, _CACHED):
-        return (value.__wrapped__,)
     return get_referents(value) if is_a(value, types.MappingProxyType) else ()
 
 
@@ -90,11 +88,29 @@ def pointed_to(value: Any) -> tuple[Any, ...]:
         return value.func, value.args, value.keywords
     if is_a(value, weakref.ref):
         return (value(),)
+    if is_a(value, CACHED):
+        return value.__wrapped__, *kept_results(value)
     if is_a(value, defaultdict):
         return (value.default_factory,)
     with suppress(LookupError):  # not set, and without a default
         return (value.get(),)
     return (None,)
+
+
+def kept_results(function: Any) -> list[Any]:
+    """The lists, dicts and sets that ``functools.lru_cache`` keeps of a user's function, as the garbage collector is
+    told of them."""
+    if is_installed(function.__wrapped__):
+        return []
+    told = [each for each in get_referents(function) if each is not vars(function)]
+    values = [item for each in told if type(each) is dict for item in each.values()]
+    links = [each for each in values if type(each).__name__ == "_lru_list_elem"]
+    kept = [*told, *(each for link in links for each in get_referents(link))] if links else values
+    return [each for each in kept if is_a(each, CONTAINERS) and not (is_a(each, dict) and _holds_any(each, links))]
+
+
+def _holds_any(held: dict[Any, Any], links: list[Any]) -> bool:
+    return any(each is links[0] for each in held.values()) if links else False
 
 
 def attributes_of(value: Any) -> MutableMapping[str, Any]:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
+from operator import is_not
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from torch.nn.parameter import is_lazy
 from reroll.backends.front.held.attributes import attributes
 from reroll.backends.front.held.hidden import Hidden, hidden_in, hides_state
 from reroll.backends.front.held.links import (
+    CACHED,
     CONTAINERS,
     PLAIN_ITEMS,
     WRAPPERS,
@@ -266,6 +268,9 @@ class State:
         for cell, content in self.cells:
             if cell.cell_contents is not content:
                 cell.cell_contents = content
+        for value, was in self.pointed:
+            if is_a(value, CACHED) and len(pointed_to(value)) > len(was) == 1:  # what is left is made anew
+                value.cache_clear()
         for value in self.bare:
             attributes(value).clear()
         self._restore_values()
@@ -306,7 +311,7 @@ class State:
 
     def _changes_of_others(self) -> Iterator[Change]:
         for value, was in self.pointed:
-            if any(now is not before for now, before in zip(pointed_to(value), was, strict=True)):
+            if len(pointed_to(value)) != len(was) or any(map(is_not, pointed_to(value), was)):
                 yield Change(f"what a {type(value).__name__} stands for", pointed_to(value), None, None, was)
         for value in self.bare:
             yield from (

@@ -1,0 +1,158 @@
+"""What Dynamo reads is compared with the plain model, which runs in its place where values differ."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reroll
+from reroll.errors import ProofError, RerollWarning
+
+pytestmark = pytest.mark.usefixtures("double_precision")
+
+
+class Scaled(nn.Module):
+    """A cell whose input is scaled by what a function says, which keeps something between calls."""
+
+    def __init__(self, scale: Callable[[Any], float]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.cell, self.scale = nn.RNNCell(3, 4), scale
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BH, scale = x_TBI.new_zeros(x_TBI.shape[1], 4), self.scale(self)
+        for x_BI in x_TBI:
+            h_BH = self.cell(x_BI * scale, h_BH)
+        return h_BH
+
+
+def by_dict(net: Any) -> float:
+    net.__dict__.setdefault("held", [0.9]).append(0.9)
+    return 1 / len(net.held)
+
+
+def by_number(net: Any) -> float:
+    vars(net).setdefault("number", 0)
+    net.number += 1
+    return 1 / float(net.number)
+
+
+def cached() -> Callable[[Any], float]:
+    @functools.lru_cache(None)
+    def held(_: int) -> list[float]:
+        return [0.9]
+
+    def scale(_: Any) -> float:
+        held(0).append(0.8)
+        return 1 / sum(held(0))
+
+    return scale
+
+
+def bounded() -> Callable[[Any], float]:
+    @functools.lru_cache(4)
+    def held(_: int) -> dict[str, float]:
+        return {"n": 0.5}
+
+    def scale(_: Any) -> float:
+        held(0)["n"] *= 0.5
+        held(1)["n"] *= 0.7
+        return held(0)["n"] + held(1)["n"]
+
+    return scale
+
+
+UNSEEN = {
+    "an attribute set by its dict": lambda: by_dict,
+    "a number set by its dict": lambda: by_number,
+    "a cached list": cached,
+    "cached dicts": bounded,
+}
+
+
+def alike(run: Callable[[Tensor], Tensor], plain: nn.Module) -> None:
+    for steps in (6, 14, 6, 6, 9, 6):
+        x_TBI = torch.randn(steps, 2, 3)
+        torch.testing.assert_close(run(x_TBI), plain(x_TBI))
+
+
+@pytest.mark.parametrize("unseen", UNSEEN.values(), ids=UNSEEN)
+def test_what_dynamo_does_not_see_is_right_and_said(unseen: Callable[[], Callable[[Any], float]]) -> None:
+    plain = Scaled(unseen())
+    run = reroll.compile(Scaled(unseen()), lowering="eager")
+    with pytest.warns(RerollWarning, match="runs as plain PyTorch from now on") as told:
+        alike(run, plain)
+    assert sum("from now on" in str(each.message) for each in told) == 1
+
+
+def test_a_proof_that_is_asked_for_raises_and_changes_nothing() -> None:
+    model = Scaled(by_dict)
+    run = reroll.compile(model, lowering="eager", proof="always")
+    run(torch.randn(6, 2, 3))
+    run(torch.randn(14, 2, 3))
+    held = list(model.held)  # type: ignore[arg-type]
+    with pytest.raises(ProofError, match="does not give what the model gives"):
+        run(torch.randn(6, 2, 3))
+    assert model.held == held
+
+
+class Cached(nn.Module):
+    """As masks and tables of positions are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.RNNCell(3, 4)
+
+    @staticmethod
+    @functools.lru_cache(None)
+    def table(steps: int) -> Tensor:
+        return torch.linspace(0, 1, steps)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BH, table_T = x_TBI.new_zeros(x_TBI.shape[1], 4), self.table(x_TBI.shape[0])
+        for t, x_BI in enumerate(x_TBI):
+            h_BH = self.cell(x_BI * table_T[t], h_BH)
+        return h_BH
+
+
+def test_cached_tensors_are_rolled() -> None:
+    model = Cached()
+    run = reroll.compile(model, lowering="eager", on_no_recurrence="error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RerollWarning)
+        for steps in (6, 14, 6):
+            x_TBI = torch.randn(steps, 2, 3)
+            torch.testing.assert_close(run(x_TBI), model(x_TBI))
+
+
+class Counting(nn.Module):
+    """Keeps a list that Dynamo sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.seen = nn.RNNCell(3, 4), list[int]()
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BH = x_TBI.new_zeros(x_TBI.shape[1], 4)
+        self.seen.append(len(x_TBI))
+        for x_BI in x_TBI:
+            h_BH = self.cell(x_BI, h_BH)
+        return h_BH
+
+
+def test_what_dynamo_sees_stays_compiled() -> None:
+    model = Counting()
+    twin, run = copy.deepcopy(model), reroll.compile(model, lowering="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RerollWarning)
+        for _ in range(4):
+            x_TBI = torch.randn(6, 2, 3)
+            torch.testing.assert_close(run(x_TBI), twin(x_TBI))
+    assert model.seen == twin.seen == [6] * 4
