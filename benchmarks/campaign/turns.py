@@ -723,7 +723,7 @@ BEYOND = r"""
 - init: self.{q} = 1.0
   before: vars(self)["{q}"] *= 0.7
   step: {n} = {m} * getattr(self, "".join(("{q}", "")))
-- init: type(self).{q} = property(lambda net: net.__dict__.setdefault("{q}_held", [0.9]).append(0.9) or len(net.{q}_held))
+- init: type(self).{q} = property(lambda net: vars(net).setdefault("{q}_", [0.9]).append(0.9) or len(net.{q}_))
   step: {n} = {m} * (1 / self.{q})
 - init: self.{q} = __import__("functools").lru_cache(None)(lambda k: [0.9])
   before: self.{q}(0).append(0.8)
