@@ -25,7 +25,7 @@ from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.held.outside import FirstImportError, TakenError
 from reroll.backends.front.held.ran import Ran
 from reroll.backends.front.observe import UpdatedError, shown_by
-from reroll.backends.front.recorded import Recorded
+from reroll.backends.front.recorded import Recorded, unheard
 from reroll.backends.processes.apart import SpokenError, alone
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.errors import ProofError, warn
@@ -73,26 +73,26 @@ class Reading:
     def _difference(self, call: Call, read: Run, ran: Ran) -> str:
         """The first value that differs; empty where none does, or where no run beside the call could tell: it would
         write files, say, or draws random numbers, which compiled code may draw in another way."""
-        with contextlib.redirect_stdout(io.StringIO()):
-            try:
-                return self._first(call, read, ran) if self.recorded.ends(call, ran) else ""
-            except (UpdatedError, TakenError, SpokenError, FirstImportError) as reason:
-                LOG.info("not compared with the plain model: %s", reason)
-            except Exception:  # noqa: BLE001  # the call itself raises it, if it is no matter of runs beside it
-                LOG.debug("not compared with the plain model", exc_info=True)
+        try:
+            return self._first(call, read, ran) if self.recorded.ends(call, ran) else ""
+        except (UpdatedError, TakenError, SpokenError, FirstImportError) as reason:
+            LOG.info("not compared with the plain model: %s", reason)
+        except Exception:  # noqa: BLE001  # the call itself raises it, if it is no matter of runs beside it
+            LOG.debug("not compared with the plain model", exc_info=True)
         return ""
 
     def _first(self, call: Call, read: Run, ran: Ran) -> str:
         apart, leaves = call.apart()
         proof = Proof(other=_VALUES, rounding=_rounding(call))
         shown = partial(shown_by, self.recorded.model, apart, proof, apart=leaves, ran=ran.functions)
-        plainly = partial(shown, apart.run, plainly=True)
+        plainly = unheard()(partial(shown, apart.run, plainly=True))
         with random_numbers_kept():
             undrawn = following()
         expected = plainly()
         if expected.others.pop(FOLLOWING) != undrawn:
             return ""
-        found = shown(lambda _: apart.run(read))
+        with contextlib.redirect_stdout(io.StringIO()):  # what is compiled in it is told of
+            found = shown(lambda _: apart.run(read))
         if not _differ(expected, found, proof.rounding) or _differ(expected, plainly(), proof.rounding):
             return ""
         return _differ(expected, proof.without_noise(plainly, expected, found), proof.rounding)

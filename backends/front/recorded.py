@@ -212,7 +212,7 @@ class Recorded:
 
     def ends(self, call: Call, ran: Ran) -> bool:
         """Run the model with nothing around it, for what code runs: whether it raises nothing."""
-        with contextlib.redirect_stdout(io.StringIO()), _complaints(), _refused():
+        with unheard(), _refused():
             try:
                 self._run_alone(call, ran)
             except (UpdatedError, TakenError, SpokenError, FirstImportError):
@@ -365,6 +365,13 @@ def _complaints() -> Iterator[_Complaints]:
             yield made
     finally:
         made.over = True
+
+
+@contextlib.contextmanager
+def unheard() -> Iterator[None]:
+    """What is printed inside, and what this thread writes to ``sys.stderr`` but for warnings, nobody sees."""
+    with contextlib.redirect_stdout(io.StringIO()), _complaints():
+        yield
 
 
 @contextlib.contextmanager
