@@ -7,8 +7,6 @@ calls, and in place of what Dynamo made from the first call on in which values d
 
 from __future__ import annotations
 
-import contextlib
-import io
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -74,7 +72,8 @@ class Reading:
         """The first value that differs; empty where none does, or where no run beside the call could tell: it would
         write files, say, or draws random numbers, which compiled code may draw in another way."""
         try:
-            return self._first(call, read, ran) if self.recorded.ends(call, ran) else ""
+            with unheard():
+                return self._first(call, read, ran) if self.recorded.ends(call, ran) else ""
         except (UpdatedError, TakenError, SpokenError, FirstImportError) as reason:
             LOG.info("not compared with the plain model: %s", reason)
         except Exception:  # noqa: BLE001  # the call itself raises it, if it is no matter of runs beside it
@@ -85,14 +84,13 @@ class Reading:
         apart, leaves = call.apart()
         proof = Proof(other=_VALUES, rounding=_rounding(call))
         shown = partial(shown_by, self.recorded.model, apart, proof, apart=leaves, ran=ran.functions)
-        plainly = unheard()(partial(shown, apart.run, plainly=True))
+        plainly = partial(shown, apart.run, plainly=True)
         with random_numbers_kept():
             undrawn = following()
         expected = plainly()
         if expected.others.pop(FOLLOWING) != undrawn:
             return ""
-        with contextlib.redirect_stdout(io.StringIO()):  # what is compiled in it is told of
-            found = shown(lambda _: apart.run(read))
+        found = shown(lambda _: apart.run(read))
         if not _differ(expected, found, proof.rounding) or _differ(expected, plainly(), proof.rounding):
             return ""
         return _differ(expected, proof.without_noise(plainly, expected, found), proof.rounding)

@@ -37,6 +37,7 @@ from reroll.backends.front.observe import (
     refuse_sparse,
 )
 from reroll.backends.processes.apart import SpokenError
+from reroll.backends.progress import tell
 from reroll.backends.runtime.randomness import move_on, numpy_state
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import by_value, fingerprint, is_a
@@ -334,16 +335,16 @@ def _operands_alone() -> Iterator[None]:
 
 
 class _Complaints:
-    """Stands for ``sys.stderr`` and keeps what a thread writes there, but for warnings, until it is ``over``: whoever
-    holds it then, such as a handler of logs, writes where everybody does."""
+    """Stands for ``sys.stderr`` and keeps what a thread writes there, but for warnings and what reroll tells, until it
+    is ``over``: whoever holds it then, such as a handler of logs, writes where everybody does."""
 
     def __init__(self, stream: Any) -> None:
         self.stream, self.thread, self.heard, self.over = stream, threading.get_ident(), False, False
 
     def write(self, text: str) -> Any:
         """Write to the stream, or only note that."""
-        warned = sys._getframe(1).f_globals.get("__name__") == "warnings"
-        if self.over or warned or threading.get_ident() != self.thread:
+        told = sys._getframe(1).f_globals.get("__name__") in ("warnings", tell.__module__)
+        if self.over or told or threading.get_ident() != self.thread:
             return self.stream.write(text)
         self.heard = True
         return len(text)
@@ -369,7 +370,7 @@ def _complaints() -> Iterator[_Complaints]:
 
 @contextlib.contextmanager
 def unheard() -> Iterator[None]:
-    """What is printed inside, and what this thread writes to ``sys.stderr`` but for warnings, nobody sees."""
+    """What is printed inside, and what the model writes to ``sys.stderr``, nobody sees."""
     with contextlib.redirect_stdout(io.StringIO()), _complaints():
         yield
 
