@@ -60,13 +60,13 @@ class Reading:
         return self.recorded.model if self.plain else read
 
     def _is_due(self, call: Call) -> bool:
-        """Count a call; whether the model runs beside it: the 1st, 2nd, 4th ... of those that are alike."""
+        """Count a call; whether the model runs beside it: the 1st, 2nd, 4th ... of those that are alike, or each."""
         if self.options.proof == "never" or is_measured() or not alone():
             return False
         alike = call.sizes(), torch.is_grad_enabled(), getattr(self.recorded.model, "training", None)
         self.calls[alike] += 1
         count = self.calls[alike]
-        return count & (count - 1) == 0
+        return self.options.proof == "always" or count & (count - 1) == 0
 
     def _difference(self, call: Call, read: Run, ran: Ran) -> str:
         """The first value that differs; empty where none does, or where no run beside the call could tell: it would
