@@ -106,11 +106,16 @@ _PRECISIONS = (
 def precisions() -> tuple[str, ...]:
     """How float32 is rounded inside of products and convolutions, by backend. (``torch.get_float32_matmul_precision``
     and ``allow_tf32`` tell the same, but raise an error where it was set through ``torch.backends.fp32_precision``.)"""
+    return tuple("ieee" if each == "none" else each for each in precisions_as_set())
+
+
+def precisions_as_set() -> tuple[str, ...]:
+    """The same, where what nobody has set is "none", as it is for the keys of inductor's cache."""
     return tuple(torch._C._get_fp32_precision_getter(*each) for each in _PRECISIONS)
 
 
 def set_precisions(asked: tuple[str, ...]) -> None:
-    """Set those that are others. (What is set to a default is no default for the keys of inductor's cache.)"""
+    """Set those that are others."""
     for (backend, kind), precision in zip(_PRECISIONS, asked, strict=True):
         if torch._C._get_fp32_precision_getter(backend, kind) != precision:
             torch._C._set_fp32_precision_setter(backend, kind, precision)

@@ -39,7 +39,7 @@ from reroll.backends.inductor.native_products import register
 from reroll.backends.inductor.sizes.family import collecting
 from reroll.backends.progress import PATIENCE, tell
 from reroll.errors import RerollError
-from reroll.graph.private import precisions, set_precisions
+from reroll.graph.private import precisions_as_set, set_precisions
 from reroll.segment.ops import OUTER, PRODUCT
 from reroll.segment.trace import trace_mode
 
@@ -158,7 +158,7 @@ def main() -> None:
 _TORCH: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "threads": (torch.get_num_threads, torch.set_num_threads),
     "dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "precisions": (precisions, set_precisions),
+    "precisions": (precisions_as_set, set_precisions),
     "deterministic": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
 }
 """Settings of torch that code depends on: how each is read and set."""
