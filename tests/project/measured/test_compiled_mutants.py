@@ -56,7 +56,7 @@ def test_the_known_faults_of_inductor_are_caught() -> None:
 
 
 def test_no_network_of_the_zoo_is_blamed() -> None:
-    for dtype in ("float64", "bfloat16"):
+    for dtype in ("float64", "float32", "bfloat16"):
         assert set(ALARMS[dtype]) == set(proof_alarms.DOORS)
         for rows in ALARMS[dtype].values():
             assert set(rows) >= set(load())
