@@ -51,8 +51,8 @@ class Caller(InTurn):
     def _begun(self, args: Any, kwargs: Any) -> Callable[[], Any]:
         if not self.has_sizes and not self._has_sizes():
             return partial(self.model, *args, **kwargs)
+        call = Call(tuple(args), dict(kwargs))
         if not self.is_read:
-            call = Call(tuple(args), dict(kwargs))
             found = self.at_length.found(call)
             if found is Missing.RAISED:
                 return partial(self._raised, args, kwargs)
@@ -65,7 +65,7 @@ class Caller(InTurn):
                 return results.pop
         run = self._read()
         if self.is_read:
-            run = self.reading.runs(Call(tuple(args), dict(kwargs)), run, self.at_length.reach.ran)
+            run = self.reading.runs(call, run, self.at_length.reach.ran)
         return partial(run, *args, **kwargs)
 
     def _read(self) -> Callable[..., Any]:

@@ -13,6 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import reroll
+from reroll.backends.front.calls.arguments import Call
+from reroll.backends.front.held.ran import Ran
+from reroll.backends.front.reading import Reading
+from reroll.backends.front.recorded import Recorded
 from reroll.errors import ProofError, RerollWarning
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -156,3 +160,26 @@ def test_what_dynamo_sees_stays_compiled() -> None:
             x_TBI = torch.randn(6, 2, 3)
             torch.testing.assert_close(run(x_TBI), twin(x_TBI))
     assert model.seen == twin.seen == [6] * 4
+
+
+class Deciding(nn.Module):
+    """Gives one where its operand is above a threshold, at which it is."""
+
+    def __init__(self, decides: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight, self.decides = nn.Parameter(torch.tensor(0.7)), decides
+
+    def forward(self, x: Tensor) -> Tensor:
+        operand = self.weight * x
+        return self.decides(operand, torch.full_like(x, 0.7)).to(x.dtype) * operand
+
+
+@pytest.mark.parametrize(("moved", "stays"), [(0.0, True), (0.1, False)])
+def test_a_decision_may_fall_the_other_way_within_rounding(moved: float, stays: bool) -> None:
+    model, reads = Deciding(torch.gt), Deciding(lambda a, b: a >= b - moved)
+    x = torch.ones(5) - torch.arange(5) * moved / 8
+    reading = Reading(Recorded(model), reroll.Options(lowering="eager"))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", RerollWarning)
+        assert (reading.runs(Call((x,), {}), reads, Ran()) is reads) is stays
+    assert bool(told) is not stays
