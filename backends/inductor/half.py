@@ -1,7 +1,8 @@
 """The graph of a half, compiled by inductor as it is.
 
 Private torch API, tried on 2.11 and 2.13: ``compile_fx_inner`` (inductor without AOTAutograd around it), ``V`` (whose
-fake mode inductor reads), ``user_visible_output_idxs`` (results keep their layout), ``FakeTensorMode``.
+fake mode inductor reads), ``user_visible_output_idxs`` (results keep their layout), ``FakeTensorMode``. The pickler of
+inductor's cache begins with the table of ``copyreg``.
 """
 
 from __future__ import annotations
@@ -60,8 +61,14 @@ def compile_half(graph: fx.GraphModule, mode: FakeTensorMode, *, backward: bool,
     }
     unit = Unit(partial(mended, settings))
     kernels = quick_builds(build=build, later=unit)
-    ours = mended(settings), _one_name_in_all_processes()
-    with apart_from_dynamo(mode), V.set_fake_mode(mode), torch.no_grad(), kernels, ours[0], ours[1]:
+    with (
+        apart_from_dynamo(mode),
+        V.set_fake_mode(mode),
+        torch.no_grad(),
+        kernels,
+        mended(settings),
+        _one_name_in_all_processes(),
+    ):
         compiled: Any = compile_fx_inner(graph, inputs, is_backward=backward)
     if not build and getattr(compiled, "constants", None):
         raise ValueError("inductor made constants of parts of the graph")

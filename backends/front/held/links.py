@@ -105,12 +105,11 @@ def kept_results(function: Any) -> list[Any]:
     told = [each for each in get_referents(function) if each is not vars(function)]
     values = [item for each in told if type(each) is dict for item in each.values()]
     links = [each for each in values if type(each).__name__ == "_lru_list_elem"]
-    kept = [*told, *(each for link in links for each in get_referents(link))] if links else values
-    return [each for each in kept if is_a(each, CONTAINERS) and not (is_a(each, dict) and _holds_any(each, links))]
-
-
-def _holds_any(held: dict[Any, Any], links: list[Any]) -> bool:
-    return any(each is links[0] for each in held.values()) if links else False
+    if not links:  # a cache without a bound, which holds results by themselves
+        return [each for each in values if is_a(each, CONTAINERS)]
+    linked = (each for link in links for each in get_referents(link))
+    caches = [each for each in told if type(each) is dict and any(item is links[0] for item in each.values())]
+    return [each for each in (*told, *linked) if is_a(each, CONTAINERS) and each is not caches[0]]
 
 
 def attributes_of(value: Any) -> MutableMapping[str, Any]:
