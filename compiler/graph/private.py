@@ -20,6 +20,7 @@ In ``torch.nn.modules.module``, ``_global_forward_hooks`` and three like it hold
 ``_get_dispatch_mode`` and ``_get_dispatch_mode_pre_dispatch`` tell tracers that are around, by
 ``_TorchDispatchModeKey``, and ``FakeTensor`` is what they give. ``_get_current_function_mode_stack``: what else is
 around, as ``_len_torch_function_stack`` counts it; ``torch.utils._device`` has that of ``with torch.device(...)``.
+``torch._dynamo.mutation_guard``: what Dynamo puts into the class of all modules when it first compiles.
 """
 
 from __future__ import annotations
@@ -148,6 +149,14 @@ def set_methods() -> list[tuple[str, Any]]:
         return []
     names = sorted({*now, *_METHODS})
     return [(name, now.get(name)) for name in names if _METHODS.get(name) is not now.get(name)]
+
+
+def modules_as_compiled() -> None:
+    """Have Dynamo replace two methods of all modules now, for as long as the process runs, not when it first compiles:
+    a key that was made before would be another one."""
+    from torch._dynamo.mutation_guard import install_generation_tagging_init
+
+    install_generation_tagging_init()
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from reroll.backends.front.held.origin import Code, is_users_code
 from reroll.backends.front.held.ran import Ran
 from reroll.backends.front.held.state import State
 from reroll.capture.recorder.identity import Same, content_of, is_a
+from reroll.graph.private import modules_as_compiled
 
 _SMALL, _SMALL_ARRAY = 1 << 10, 1 << 14  # bytes of constants; the values of arrays are compared
 _OF_FUNCTIONS = attrgetter("__code__", "__defaults__", "__kwdefaults__", "__closure__")
@@ -34,6 +35,7 @@ class Reach:
     """
 
     def __init__(self) -> None:
+        modules_as_compiled()
         self._own: _Own | None = None
         self._named: _Named | None = None
         self.ran = Ran()
