@@ -15,9 +15,9 @@ from torch._inductor.scheduler import Scheduler
 
 import reroll.backends.inductor.half as half
 import reroll.backends.inductor.whole as whole
-from reroll.backends.inductor import mended
+from reroll.backends.inductor import inductor_workarounds
 
-_CHAINS, _NATIVE = "backends.inductor.written.chains", "backends.inductor.native_products"
+_CHAINS, _NATIVE = "backends.inductor.wrapper_codegen.chains", "backends.inductor.native_products"
 _PACKING, _WEIGHTS = "segment.packing", "passes.segment.pack_weights"
 _CPP = "torch._inductor.codegen.cpp"
 
@@ -90,14 +90,14 @@ FAULTS: Mapping[str, Fault] = {
 
 
 def _original(patched: Any) -> Any:
-    """What a mend of ``mended.py`` has replaced."""
+    """What a mend of ``inductor_workarounds.py`` has replaced."""
     cells = patched.__closure__ or ()
     return next((each.cell_contents for each in cells if callable(each.cell_contents)), patched)
 
 
 @contextmanager
 def _parts() -> Iterator[None]:
-    with mended.mended():
+    with inductor_workarounds.mended():
         before = _original(PythonWrapperCodegen.can_reuse)
     with mock.patch.object(PythonWrapperCodegen, "can_reuse", before):
         yield
@@ -105,7 +105,7 @@ def _parts() -> Iterator[None]:
 
 @contextmanager
 def _scatters() -> Iterator[None]:
-    with mended.mended():
+    with inductor_workarounds.mended():
         before = _original(Scheduler.can_fuse_vertical)
     with mock.patch.object(Scheduler, "can_fuse_vertical", before):
         yield
@@ -117,7 +117,7 @@ def _side_by_side() -> Iterator[None]:
     most = "cpp.max_horizontal_fusion_size"
 
     def without(settings: Mapping[str, Any] | None = None) -> Any:
-        return mended.mended({key: value for key, value in (settings or {}).items() if key != most})
+        return inductor_workarounds.mended({key: value for key, value in (settings or {}).items() if key != most})
 
     with mock.patch.object(half, "mended", without), mock.patch.object(whole, "mended", without):
         yield

@@ -2,8 +2,8 @@
 
 As ``proof_mutants.py``, but of compiled segments: a fault is an edit of what writes them (``compiled_faults.py``), of
 reroll's or of torch's inductor, or one of inductor's three known faults with its mend switched off
-(``backends/inductor/mended.py``). Eager segments are right meanwhile, which proofs find; compiled ones are tried beside
-them (``backends/construct/stages/trial.py``), and must not run.
+(``backends/inductor/inductor_workarounds.py``). Eager segments are right meanwhile, which proofs find; compiled ones
+are tried beside them (``backends/construct/stages/trial.py``), and must not run.
 
 And of later calls: faults that begin with the second call of a program, as a state that is stale or memory that is used
 again (``LATER``), with ``proof="always"``. The result goes to ``results/compiled_mutants.json`` after each network;

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from reroll.backends.inductor import event_counts as events
 from reroll.backends.inductor.native_products import edition, register
-from reroll.backends.inductor.written.unit import quick_builds
+from reroll.backends.inductor.wrapper_codegen.unit import quick_builds
 from reroll.segment.ops import PACK, PACKED_EVENTS, PACKED_PRODUCT
 
 RESULT = Path(__file__).resolve().parent / "results" / "events.json"

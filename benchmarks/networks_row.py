@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from wider import enlarged, wider
 
 import reroll
-import reroll.backends.construct.share as share
+import reroll.backends.construct.build as share
 import reroll.backends.front.recorded as recorded
 from reroll.backends.construct.lent import kernels_for
 from reroll.backends.inductor.sizes.family import forget

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-import reroll.backends.construct.share
+import reroll.backends.construct.build
 import reroll.backends.dynamo.entry
 
 RESULT = Path(__file__).resolve().parent / "results" / "planner.json"
@@ -64,7 +64,7 @@ def planned(blocks: int, budget: float) -> Row:
     """The seconds of one first call within a budget."""
     torch.compiler.reset()
     model = nn.Sequential(*(Block() for _ in range(blocks)))
-    share: Any = reroll.backends.construct.share
+    share: Any = reroll.backends.construct.build
     entry: Any = reroll.backends.dynamo.entry
     options: dict[str, Any] = {"memory_budget": budget, "lowering": "eager"}
     planning, whole = Timed(share.plan), Timed(entry._compile)

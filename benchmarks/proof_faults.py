@@ -18,7 +18,7 @@ _GRADIENTS, _RUN = "backends.runtime.gradients", "backends.runtime.run"
 _VALUES, _RANDOM = "backends.runtime.values", "backends.runtime.randomness"
 _TRACE, _PEEL, _LOOP = "segment.trace", "capture.rows.peel", "passes.loop"
 _MERGE, _BATCH = "passes.segment.merge_gradients", "passes.segment.batch_products"
-_MATRICES, _RNN = "segment.linear.matrices", "capture.given.rnn"
+_MATRICES, _RNN = "segment.linear.matrices", "capture.structured_loops.rnn"
 
 FAULTS: Mapping[str, Fault] = {
     # Playing a program: gradients.

@@ -31,7 +31,7 @@ from speed_plot import draw
 from speed_profile import profile
 
 import reroll
-from reroll.backends.inductor.written import unit as toolchain
+from reroll.backends.inductor.wrapper_codegen import unit as toolchain
 
 HERE = Path(__file__).resolve().parent
 RESULT, RESULT_MORE = (HERE / "results" / name for name in ("speed.json", "speed_more.json"))

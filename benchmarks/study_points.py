@@ -17,8 +17,8 @@ from speed_networks import FeedForward, Network, Recurrent
 from torch import Tensor
 
 import reroll
+from reroll.backends.construct.build import Known
 from reroll.backends.construct.kernels import Kernels
-from reroll.backends.construct.share import Known
 from reroll.recurrence import Recurrence
 from reroll.report.report import Report
 

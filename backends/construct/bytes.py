@@ -14,7 +14,7 @@ from reroll.backends.construct.kernels import Kernels
 from reroll.backends.inductor.half import Code
 from reroll.backends.inductor.lower import Halved, Interpreted, Segment
 from reroll.backends.inductor.workspaces import workspaces
-from reroll.backends.inductor.written.wrapper import wrapper_peak
+from reroll.backends.inductor.wrapper_codegen.wrapper import wrapper_peak
 from reroll.backends.tiers.device import Device
 from reroll.backends.tiers.tier import STAGING
 from reroll.graph.memory import Owned, graph_peak, origin, storage_nbytes

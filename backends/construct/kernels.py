@@ -18,7 +18,7 @@ from reroll.backends.inductor.event_counts import Watch
 from reroll.backends.inductor.lower import Segment, cut_both_ways, has_vectors, lower, prepare
 from reroll.backends.inductor.sizes.family import code_settings
 from reroll.backends.inductor.whole import refused_by_inductor
-from reroll.backends.processes.together import groups_of
+from reroll.backends.processes.collectives import groups_of
 from reroll.backends.progress import progress
 from reroll.backends.runtime.executable import Compiled, Executable
 from reroll.backends.runtime.recordings import Graphs
@@ -116,8 +116,8 @@ def compile_kernels(
     known: Mapping[int, Traced] | None = None,
 ) -> Kernels:
     """Segments of the given lengths, longest first, of one of so many ``loops`` that share a budget. They serve any
-    number of steps; whether they replay products is decided by that of the recurrence (``suited``). ``known``: traces
-    of such segments."""
+    number of steps; whether they replay products is decided by that of the recurrence (``select_kernels``). ``known``:
+    traces of such segments."""
     context = _context(recurrence, options, lengths[0])
     recordable = options.cuda_graphs and not groups_of(recurrence.step)  # collectives are launched one by one
     device = background_of(recurrence.examples) if recordable else None
@@ -187,7 +187,7 @@ def _replays(replaying: Replaying | None, steps: int, options: Options, loops: i
     return replaying.pays(steps, options, loops)
 
 
-def suited(compiled: Callable[[Options], Kernels], steps: int, options: Options, loops: int) -> Kernels:
+def select_kernels(compiled: Callable[[Options], Kernels], steps: int, options: Options, loops: int) -> Kernels:
     """Segments ``compiled`` by some options, or by others where they were made for another number of steps, for which
     it paid to replay products, or not to, as it does not for these ``steps``."""
     kernels = compiled(options)

@@ -15,7 +15,7 @@ from reroll.backends.tiers.tier import TIERS
 from reroll.errors import BudgetError, warn
 from reroll.passes import DEFAULT_PASSES
 from reroll.planning.choice import Choice
-from reroll.planning.choose import ALONE, Beside, choose
+from reroll.planning.choose import ALONE, BudgetContext, choose
 from reroll.planning.options import Options
 from reroll.planning.plan import Demand, Plan
 from reroll.planning.truncation import cuts_of
@@ -32,7 +32,7 @@ class Built:
     plan: Plan
     demand: Demand
     options: Options
-    beside: Beside
+    beside: BudgetContext
 
     @property
     def choice(self) -> Choice:
@@ -55,7 +55,11 @@ class Built:
 
 
 def plan(
-    kernels: Kernels, recurrence: Recurrence, options: Options, beside: Beside = ALONE, earlier: Built | None = None
+    kernels: Kernels,
+    recurrence: Recurrence,
+    options: Options,
+    beside: BudgetContext = ALONE,
+    earlier: Built | None = None,
 ) -> Built:
     """Choose a schedule for a recurrence with compiled segments, and make the program that plays it.
 
@@ -84,7 +88,7 @@ def _plan(
     kernels: Kernels,
     recurrence: Recurrence,
     options: Options,
-    beside: Beside,
+    beside: BudgetContext,
     earlier: Built | None,
     compiled: Compiled,
 ) -> Built:

@@ -13,15 +13,15 @@ from functools import partial
 
 import torch
 
+from reroll.backends.construct.artifacts import tell
+from reroll.backends.construct.budget_allocation import Share, beside_each_other, share_out
+from reroll.backends.construct.build import automatic_budget
 from reroll.backends.construct.plan import Built, plan
-from reroll.backends.construct.several import Share, beside_each_other, share_out
-from reroll.backends.construct.share import automatic_budget
-from reroll.backends.construct.told import tell
-from reroll.backends.runtime.node import Rolled
-from reroll.backends.runtime.unused import have_own_functions
+from reroll.backends.runtime.node import RecurrenceModule
+from reroll.backends.runtime.undefined_grads import have_own_functions
 from reroll.errors import BudgetError, RerollError, ShortageError, warn
 from reroll.planning.choose import ALONE
-from reroll.program.memory import Around, predict
+from reroll.program.memory import OuterMemory, predict
 from reroll.words.units import nbytes_text
 
 _LESS = 0.7  # of what a plan needs for which memory did not suffice is what the next may need
@@ -41,7 +41,9 @@ class Plans:
         own = have_own_functions([each.executable for each in built])
         if told:
             tell(built)
-        self.modules = {each.name: Rolled(each.executable, partial(self._shorten, each.name), own) for each in built}
+        self.modules = {
+            each.name: RecurrenceModule(each.executable, partial(self._shorten, each.name), own) for each in built
+        }
         self.automatic = bool(self.built) and self.built[0].options.automatic_budget
         self.budget = self.built[0].beside.budget if self.built else None
         self.most: int | None = None
@@ -52,7 +54,7 @@ class Plans:
         """Bytes that the present plans are predicted to hold together, with what is beside them."""
         return max(each.needed for each in self.built)
 
-    def placed(self, around: Mapping[str, Around]) -> list[Built]:
+    def placed(self, around: Mapping[str, OuterMemory]) -> list[Built]:
         """The present plans with what is ``around`` each, and with what those before it keep."""
         return beside_each_other([_placed(each, around[each.name]) for each in self.built])
 
@@ -114,7 +116,7 @@ class Plans:
                 each.kernels.compiled.graphs.forget()
 
 
-def _placed(built: Built, around: Around) -> Built:
+def _placed(built: Built, around: OuterMemory) -> Built:
     prediction = predict(built.plan.tally, built.demand.needs.within(around))
     return replace(built, plan=replace(built.plan, prediction=prediction), beside=replace(built.beside, around=around))
 

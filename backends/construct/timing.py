@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from reroll.backends.construct.dry_run_timing import filled, rehearsed, weight_std
 from reroll.backends.construct.kernels import Kernels
-from reroll.backends.construct.rehearsal import filled, rehearsed, weight_std
-from reroll.backends.inductor.lower import Given, Segment
+from reroll.backends.inductor.lower import ExtraOperands, Segment
 from reroll.backends.runtime.executable import Compiled, Executable
 from reroll.backends.runtime.gradients import Gradients
 from reroll.backends.runtime.randomness import random_numbers_kept
@@ -156,7 +156,7 @@ class _Made:
                 values, device = [*islice(cycle(x.values), segment.steps)], own[places.start].device
                 own[places.start] = torch.tensor(values, dtype=x.dtype, device=device)
 
-        def given(half: Given) -> list[Any]:
+        def given(half: ExtraOperands) -> list[Any]:
             return [*counts(half.counts), *(once[place] for place in half.once)]
 
         return cls(segment, operands, own, constants, given(segment.given_forward), given(segment.given_backward))

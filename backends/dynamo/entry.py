@@ -33,29 +33,29 @@ import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.exc import ShortenTraceback
 
+from reroll.backends.construct.build import Conditions, Known, UnknownError, build_all, compile_usual
 from reroll.backends.construct.kernels import Results, check_policy, passes_of
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import Plans
-from reroll.backends.construct.share import Conditions, Known, UnknownError, build_all, compile_usual
 from reroll.backends.construct.stages.proof import Proof, eager, shown_by
 from reroll.backends.construct.stages.takeover import Spent, Takeover, is_aside
-from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
-from reroll.backends.dynamo.drawn import as_handed_over
 from reroll.backends.dynamo.garbage import SELDOM_FULL
-from reroll.backends.dynamo.pieces import UNRECORDED, broken, pieces
+from reroll.backends.dynamo.graph_breaks import UNRECORDED, broken, pieces
+from reroll.backends.dynamo.outer_compile import compile_surroundings, run_by_torch
+from reroll.backends.dynamo.outer_memory import Outside, bytes_around, outside_of
 from reroll.backends.dynamo.plain import PlainPeak, matters, more_than_plain, needing_as, say_more, with_part_of_plain
-from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
+from reroll.backends.dynamo.python_rng_inputs import as_handed_over
 from reroll.backends.dynamo.unguarded import Read, refuse_unguarded, unseen_hooks
 from reroll.backends.inductor.sizes.family import sampling
 from reroll.backends.inductor.whole import compile_whole, refused_by_inductor
-from reroll.backends.processes.apart import in_silence, refuse_pieces
-from reroll.backends.processes.together import check_together, refuse_in_place, speaks
-from reroll.backends.runtime.node import Rolled
+from reroll.backends.processes.collectives import check_together, refuse_in_place, speaks
+from reroll.backends.processes.wrappers import in_silence, refuse_pieces
+from reroll.backends.runtime.node import RecurrenceModule
 from reroll.backends.runtime.shown import shown_results, unbound_results
-from reroll.backends.runtime.unused import APART, as_collected, one_by_one
+from reroll.backends.runtime.undefined_grads import APART, as_collected, one_by_one
 from reroll.capture.capture import capture
-from reroll.capture.given.regions import without_regions
 from reroll.capture.interpreter import LoopInterpreter
+from reroll.capture.structured_loops.regions import without_regions
 from reroll.errors import BudgetError, OptionError, RerollError, UnsupportedError, warn
 from reroll.graph.inplace import extent, overlapping
 from reroll.graph.layouts import laid_in
@@ -64,7 +64,7 @@ from reroll.graph.private import without_hooks_of_all_modules
 from reroll.planning.options import Options
 from reroll.planning.segments import SegmentLengths
 from reroll.planning.truncation import detach_behind
-from reroll.program.memory import Around
+from reroll.program.memory import OuterMemory
 from reroll.program.registry import loops_by_pass, run_on_loops
 from reroll.recurrence import Capture, Recurrence
 
@@ -280,7 +280,7 @@ def rolled(
         with shared.lengths.kept():
             compile_usual(loops(parsed), parsed, len(every))
 
-    def held(results: Mapping[str, Results]) -> Mapping[str, Around]:
+    def held(results: Mapping[str, Results]) -> Mapping[str, OuterMemory]:
         return bytes_around(assemble(bare, found.outer, {name: nn.Identity() for name in results}), results)
 
     def placed(way: Options, told: bool = True) -> tuple[Plans, fx.GraphModule]:
@@ -524,7 +524,7 @@ def assemble(gm: nn.Module, outer: fx.Graph, modules: Mapping[str, nn.Module]) -
         _set_attribute(root, name, _attribute(gm, name))
     for name, module in modules.items():
         root.add_module(name, module)
-        if isinstance(module, Rolled):
+        if isinstance(module, RecurrenceModule):
             module.shown, module.unbound = shown_results(outer, name), unbound_results(outer, name)
     as_collected(outer, modules)
     return fx.GraphModule(root, outer)

@@ -12,11 +12,11 @@ from typing import Any, Protocol, TypeVar, Unpack, overload
 from torch import Tensor, nn
 
 from reroll.backends.dynamo.entry import read
-from reroll.backends.front.calls.turns import turn
+from reroll.backends.front.calls.compile_lock import turn
 from reroll.backends.front.full.caller import Caller
 from reroll.backends.front.modules import CompiledModule, ShardedModule, refuse_no_scalar, with_loss
-from reroll.backends.processes.apart import alone, forward_of, speaks_inside, spoken_around
 from reroll.backends.processes.sharded import sharded_inside
+from reroll.backends.processes.wrappers import alone, collective_wrapper, forward_of, speaks_inside
 from reroll.errors import NoRecurrenceError, OptionError, UnsupportedError, warn
 from reroll.planning.options import Options, OptionsDict
 
@@ -237,7 +237,7 @@ class RecordedModule(CompiledModule):
         self._set_caller(make)
 
     def _set_caller(self, make: _Make) -> None:
-        inside = spoken_around(self._orig_mod)
+        inside = collective_wrapper(self._orig_mod)
         model = self._orig_mod if inside is None else inside.forward
         object.__setattr__(self, "_inside", inside)
         object.__setattr__(self, "_make", make)
@@ -245,7 +245,7 @@ class RecordedModule(CompiledModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result. Raises UnsupportedError if it was sharded since it was compiled."""
-        if not alone() and spoken_around(self._orig_mod) is not self._inside:
+        if not alone() and collective_wrapper(self._orig_mod) is not self._inside:
             raise UnsupportedError(
                 f"{type(self._orig_mod).__name__} was sharded after it was given to reroll.compile, which compiled "
                 "what it was before. Use fully_shard first, and reroll.compile then."

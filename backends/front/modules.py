@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from reroll.backends.dynamo.entry import dynamo_is_off, hooks_inside, read
-from reroll.backends.front.calls.turns import turn
+from reroll.backends.front.calls.compile_lock import turn
 from reroll.backends.processes.sharded import gathering
 from reroll.errors import OptionError, UnsupportedError
 from reroll.graph.private import compiled_in_place, hooks_of_all_modules

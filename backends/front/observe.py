@@ -15,9 +15,9 @@ from reroll.backends.construct.stages.seen import Seen
 from reroll.backends.dynamo.entry import ON_META
 from reroll.backends.front.calls.arguments import Call, has_history
 from reroll.backends.front.calls.interrupts import interrupted_once
-from reroll.backends.front.held.outside import lent
-from reroll.backends.front.held.state import Change, State
-from reroll.backends.processes.apart import in_silence
+from reroll.backends.front.python_state.outside import lent
+from reroll.backends.front.python_state.state import Change, State
+from reroll.backends.processes.wrappers import in_silence
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.errors import UnsupportedError
 from reroll.graph.lines import line_that_changes
@@ -47,12 +47,12 @@ def refuse_sparse(model: Callable[..., Any], call: Call) -> State:
 
 def line_that_leaves(model: Callable[..., Any], call: Call, wanted: Callable[[Change], bool]) -> str:
     """The line of the user's code that changes something which can be reached from a model."""
-    with looked_at(model, call, parameters=True) as state:
+    with isolated_run(model, call, parameters=True) as state:
         return line_that_changes(lambda: any(map(wanted, state.changes())), partial(call.run, model))
 
 
 @contextmanager
-def looked_at(
+def isolated_run(
     model: Callable[..., Any],
     call: Call,
     *,
@@ -96,7 +96,7 @@ def shown_by(
     plain run, which ends no turn, checkpoints of torch's that are reentrant run at once, as they give no gradients of
     chosen leaves."""
     at_once = applied_functions(lambda _, inner, args, kwargs: inner(*args, **kwargs)) if plainly else nullcontext()
-    with looked_at(model, call, parameters=False, ran=ran) as state, at_once:
+    with isolated_run(model, call, parameters=False, ran=ran) as state, at_once:
         reached = [*(value for value, _, _ in state.tensors), *tensors_of((call.args, call.kwargs))]
         reached = [apart.get(id(value), value) for value in reached]
         leaves = {value: name for name, value in named_tensors(model, reached) if value.requires_grad and value.is_leaf}

@@ -20,11 +20,11 @@ from reroll.backends.construct.stages.proof import Proof
 from reroll.backends.construct.stages.seen import FOLLOWING, SHORT, TOLERANCE, Rounding, Seen, compared, following
 from reroll.backends.construct.stages.takeover import is_measured
 from reroll.backends.front.calls.arguments import Call
-from reroll.backends.front.held.outside import FirstImportError, TakenError
-from reroll.backends.front.held.ran import Ran
 from reroll.backends.front.observe import UpdatedError, shown_by
+from reroll.backends.front.python_state.outside import FirstImportError, TakenError
+from reroll.backends.front.python_state.ran import Ran
 from reroll.backends.front.recorded import Recorded, unheard
-from reroll.backends.processes.apart import SpokenError, alone
+from reroll.backends.processes.wrappers import SpokenError, alone
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.errors import ProofError, warn
 from reroll.graph.nested import tensors_of

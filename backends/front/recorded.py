@@ -22,27 +22,27 @@ import torch
 from torch import Tensor, fx, nn
 
 from reroll.backends.front.calls.arguments import Call
-from reroll.backends.front.held.keys import plain
-from reroll.backends.front.held.late import Late
-from reroll.backends.front.held.names import Assigned, Flag
-from reroll.backends.front.held.outside import FirstImportError, TakenError
-from reroll.backends.front.held.ran import Ran
-from reroll.backends.front.held.reach import Reach
-from reroll.backends.front.held.state import Change, State
 from reroll.backends.front.observe import (
     NOT_AN_OPERAND,
     UpdatedError,
+    isolated_run,
     line_that_leaves,
-    looked_at,
     refuse_sparse,
 )
-from reroll.backends.processes.apart import SpokenError
+from reroll.backends.front.python_state.keys import plain
+from reroll.backends.front.python_state.late import Late
+from reroll.backends.front.python_state.names import Assigned, Flag
+from reroll.backends.front.python_state.outside import FirstImportError, TakenError
+from reroll.backends.front.python_state.ran import Ran
+from reroll.backends.front.python_state.state import Change, State
+from reroll.backends.front.python_state.state_cache import Reach
+from reroll.backends.processes.wrappers import SpokenError
 from reroll.backends.progress import tell
 from reroll.backends.runtime.randomness import move_on, numpy_state
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
+from reroll.capture.recorder.hidden_effects import PlainRun
 from reroll.capture.recorder.identity import by_value, fingerprint, is_a
 from reroll.capture.recorder.ragged import LONGEST
-from reroll.capture.recorder.watch import PlainRun
 from reroll.capture.steps.modules import PATH
 from reroll.errors import UnsupportedError, is_shortage, warn
 from reroll.graph.nested import leaves_of, like, opened, with_leaves
@@ -69,8 +69,8 @@ class Recording:
     """A graph of a model, as the backend runs it, with where its operands are and its results go.
 
     read: positions of the operands in ``State.tensors``. skeleton: the model's result and the new values of its
-    attributes, of ``Given``. changed: where these are, as owner and key of ``State.owners``. applied: fingerprints of
-    the ``autograd.Function``s known when it was made. sizes: values of tensors, by position, that are sizes in it.
+    attributes, of ``ResultSlot``. changed: where these are, as owner and key of ``State.owners``. applied: fingerprints
+    of the ``autograd.Function``s known when it was made. sizes: values of tensors, by position, that are sizes in it.
     cleared: positions of the tensors of which the model reads nothing, and which it zeroes and cuts off their history.
     asked: the lines that ask for the truth of values, with the answers; these values are the last results of the graph.
     flags: the globals that the model sets to a truth value, a text or None.
@@ -125,7 +125,7 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ResultSlot:
     """Where result ``index`` of a graph belongs, or another value."""
 
     index: int = -1
@@ -232,7 +232,7 @@ class Recorded:
             raise
 
     def _written(self, call: Call, ran: Ran) -> tuple[fx.GraphModule, Callable[..., Recording]]:
-        with looked_at(self.model, call, parameters=True, ran=ran.functions) as state:
+        with isolated_run(self.model, call, parameters=True, ran=ran.functions) as state:
             outside = [value for value, _, _ in state.tensors]
             paths = self._paths()
             move_on()
@@ -269,7 +269,7 @@ class Recorded:
     def _run_alone(self, call: Call, ran: Ran) -> None:
         no_tape = torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None)  # type: ignore[arg-type, return-value]
         with (
-            looked_at(self.model, call, parameters=True) as state,
+            isolated_run(self.model, call, parameters=True) as state,
             no_tape,
             torch.compiler.set_stance("force_eager"),
             Late(state) as late,
@@ -393,19 +393,19 @@ def _identifier(name: str) -> str:
     return re.sub(r"\W+", "_", name).strip("_") or "value"
 
 
-def _place(results: list[Any], known: dict[int, Given], leaf: Any) -> Given:
+def _place(results: list[Any], known: dict[int, ResultSlot], leaf: Any) -> ResultSlot:
     """A place for a tensor, one for each; other leaves stay. Raises Unrecordable for what may hold tensors, unseen."""
     if isinstance(leaf, Tensor):
         if id(leaf) not in known:
-            known[id(leaf)] = Given(len(results))
+            known[id(leaf)] = ResultSlot(len(results))
             results.append(leaf)
         return known[id(leaf)]
     if not plain(leaf):
         raise Unrecordable(f"The model gives a {type(leaf).__name__}, not tensors and numbers in tuples, lists, dicts.")
-    return Given(value=leaf)
+    return ResultSlot(value=leaf)
 
 
-def _place_apart(results: list[Any], leaf: Any) -> Given:
+def _place_apart(results: list[Any], leaf: Any) -> ResultSlot:
     """The same for an attribute: a result of its own, apart from others, so that it is no row of a list."""
     results.append(None)
     return _place(results, {}, leaf)
@@ -413,7 +413,7 @@ def _place_apart(results: list[Any], leaf: Any) -> Given:
 
 def _filled(skeleton: Any, results: Sequence[Any]) -> Any:
     """A new result like a skeleton."""
-    if isinstance(skeleton, Given):
+    if isinstance(skeleton, ResultSlot):
         return skeleton.value if skeleton.index < 0 else results[skeleton.index]
     inside = opened(skeleton)
     if isinstance(inside, Mapping):

@@ -13,6 +13,6 @@ Mind: There is one forward kernel per segment length: see the runtime's header.
     MKL's.
     Event products count in a row of `Watch`'s table, which is an operand.
     Size asserts of inductor stay on (2.5 % of D2r): they caught a layout that a pass had changed.
-    What a node reads twice inductor writes out twice: `inlined.py` has a value stored before that grows to hours.
+    What a node reads twice inductor writes out twice: `force_realize.py` has a value stored before that grows to hours.
     Whole graphs (`whole.py`) are compiled without donated buffers: torch wrote into users' inputs.
 """

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, fx
 
 from reroll.backends.inductor.sizes.family import is_looking
-from reroll.backends.inductor.written.machine import EVERY_MODEL, load
-from reroll.backends.inductor.written.unit import bound, quick_builds
+from reroll.backends.inductor.wrapper_codegen.machine import EVERY_MODEL, load
+from reroll.backends.inductor.wrapper_codegen.unit import bound, quick_builds
 from reroll.errors import warn
 from reroll.segment.ops import OUTER, PACKED_EVENTS, PRODUCT, EventCount
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from reroll.backends.inductor.mended import mended
-from reroll.backends.inductor.written.threads import kernel_threads
-from reroll.backends.inductor.written.unit import Unit, quick_builds
+from reroll.backends.inductor.inductor_workarounds import mended
+from reroll.backends.inductor.wrapper_codegen.threads import kernel_threads
+from reroll.backends.inductor.wrapper_codegen.unit import Unit, quick_builds
 from reroll.graph.fakes import apart_from_dynamo
 
 

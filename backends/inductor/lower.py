@@ -22,22 +22,22 @@ import torch
 from torch import fx
 
 from reroll.backends.inductor.event_counts import Watch
+from reroll.backends.inductor.force_realize import store_repeated
 from reroll.backends.inductor.half import Code
-from reroll.backends.inductor.inlined import store_repeated
 from reroll.backends.inductor.native_products import register, stamp, vectors
 from reroll.backends.inductor.sizes.family import compiled
-from reroll.backends.inductor.written.unit import Unit
+from reroll.backends.inductor.wrapper_codegen.unit import Unit
 from reroll.errors import CompilerMissingError
 from reroll.graph.editing import deduplicate, primals_and_tangents
 from reroll.graph.fakes import apart_from_dynamo
 from reroll.graph.names import take_names
 from reroll.graph.work import work
 from reroll.program.tried import blamed_on, guarded, passes_in
-from reroll.segment.cut.apart import InTwo, outputs_apart
 from reroll.segment.cut.late import make_late
 from reroll.segment.cut.partition import Cut, partition
 from reroll.segment.cut.policy import NO_POLICY, Policy, StepValue
-from reroll.segment.cut.thin import Thin, thinner
+from reroll.segment.cut.selective_recompute import Thin, thinner
+from reroll.segment.cut.split_forward import InTwo, outputs_apart
 from reroll.segment.factors import Product, defer_products, handing_over
 from reroll.segment.invariants import Once
 from reroll.segment.packing import pack_saved
@@ -47,7 +47,7 @@ _SMALL = 0.1
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
-class Given(NamedTuple):
+class ExtraOperands(NamedTuple):
     """Operands of a half beside those of its step: rows that event products count in, and invariants of the loop."""
 
     counts: tuple[int, ...] = ()
@@ -106,7 +106,7 @@ class Halved:
 @dataclass(frozen=True, eq=False)
 class ThinTape:
     """A tape of fewer values, ``keeps`` by their numbers among what the forward saves, and its backward, which repeats
-    products (``reroll.segment.cut.thin``). It is compiled when it is first asked for.
+    products (``reroll.segment.cut.selective_recompute``). It is compiled when it is first asked for.
 
     ``whole``: how many of the saved values the whole tape has. ``repeats``: the work that it repeats, as a part of that
     of a forward. ``alone``: that of a tape that is made again without its outputs.
@@ -162,8 +162,8 @@ class Segment:
     output_examples: tuple[torch.Tensor, ...]
     forward_graph: fx.GraphModule
     backward_graph: fx.GraphModule | None
-    given_forward: Given
-    given_backward: Given
+    given_forward: ExtraOperands
+    given_backward: ExtraOperands
     products: Mapping[int, Product] = field(default_factory=dict)
     tape: tuple[StepValue, ...] = ()
     thin: ThinTape | None = None
@@ -288,8 +288,8 @@ def _handed(traced: Traced) -> list[bool]:
     return ["carry" not in primals[number].meta for number in traced.inputs]
 
 
-def _given(half: fx.GraphModule | None, names: Sequence[str], watch: Watch, once: Once) -> Given:
-    return Given() if half is None else Given(watch.add(half, names), once.take(half))
+def _given(half: fx.GraphModule | None, names: Sequence[str], watch: Watch, once: Once) -> ExtraOperands:
+    return ExtraOperands() if half is None else ExtraOperands(watch.add(half, names), once.take(half))
 
 
 def _thinned(traced: Traced, forward: fx.GraphModule, backward: fx.GraphModule) -> Thin | None:

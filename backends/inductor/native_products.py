@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from reroll.backends.inductor.written.machine import able
-from reroll.backends.inductor.written.unit import quick_builds
+from reroll.backends.inductor.wrapper_codegen.machine import able
+from reroll.backends.inductor.wrapper_codegen.unit import quick_builds
 from reroll.errors import warn
 from reroll.segment.ops import PACKED_EVENTS, PACKED_PRODUCT
 

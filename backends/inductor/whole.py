@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.backends.inductor.mended import mended
+from reroll.backends.inductor.inductor_workarounds import mended
 from reroll.errors import UnsupportedError
 
 CACHED = "Set TORCHINDUCTOR_CACHE_DIR to a folder in which this user may write, on a disk that is not full."

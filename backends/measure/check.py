@@ -27,8 +27,8 @@ from reroll.backends.construct.stages.seen import (
     rounding_of,
 )
 from reroll.backends.construct.stages.takeover import aside
-from reroll.backends.front.held.state import State
 from reroll.backends.front.observe import note_state
+from reroll.backends.front.python_state.state import State
 from reroll.backends.measure.explain import explain, model_of
 from reroll.backends.measure.measure import Measurement, measured
 from reroll.backends.measure.plain import mean_squares, named_leaves

@@ -17,8 +17,8 @@ from reroll.backends.cache.info import cache_info
 from reroll.backends.dynamo.entry import dynamo_is_off
 from reroll.backends.front.compile import compile as compiled
 from reroll.backends.inductor.lower import has_vectors
-from reroll.backends.inductor.written.machine import kept
-from reroll.backends.inductor.written.threads import cores
+from reroll.backends.inductor.wrapper_codegen.machine import kept
+from reroll.backends.inductor.wrapper_codegen.threads import cores
 from reroll.backends.measure.check import check
 from reroll.backends.tiers.available import free_disk, free_memory, total_memory
 from reroll.errors import CompilerMissingError

@@ -10,13 +10,13 @@ from typing import Any
 from torch import fx
 
 from reroll.backends.codecs.codec import CODECS
+from reroll.backends.construct.artifacts import artifact
 from reroll.backends.construct.bytes import operand_gradients
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.stages.takeover import aside
 from reroll.backends.construct.timing import clocked
-from reroll.backends.construct.told import artifact
 from reroll.backends.dynamo.entry import EXPLAINING, Asked, Graph, Reached
-from reroll.backends.front.held.state import State
+from reroll.backends.front.python_state.state import State
 from reroll.backends.inductor.lower import Segment
 from reroll.backends.measure.rewrites import rewrites_of
 from reroll.backends.runtime.randomness import random_numbers_kept
@@ -25,7 +25,7 @@ from reroll.backends.tiers.device import background_of
 from reroll.errors import OptionError, UnsupportedError
 from reroll.graph.private import compiled_in_place
 from reroll.planning.alternative import alternatives, may_move_carries
-from reroll.program.memory import Around, predict
+from reroll.program.memory import OuterMemory, predict
 from reroll.report.report import CarryLine, Loop, Report
 from reroll.schedules.machine import Costs, Machine
 from reroll.segment.facts import kept_as
@@ -180,7 +180,7 @@ def _unrecorded(built: Built) -> str:
     return f"Kernels of the loop at {where} are launched one by one, and not recorded as CUDA graphs: {why}."
 
 
-def _loop(built: Built, around: Around, costs: Costs | str) -> Loop:
+def _loop(built: Built, around: OuterMemory, costs: Costs | str) -> Loop:
     choice, needs = built.choice, built.demand.needs.within(around)
     demand = replace(built.demand, needs=needs)
     plan = replace(built.plan, prediction=predict(built.plan.tally, needs))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reroll.backends.codecs.rounding import exactly
 from reroll.backends.construct.stages.takeover import aside
-from reroll.backends.front.held.state import State
+from reroll.backends.front.python_state.state import State
 from reroll.backends.measure.explain import model_of, reached
 from reroll.backends.measure.plain import mean_squares, named_leaves
 from reroll.backends.runtime.randomness import random_numbers_kept

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reroll.backends.front.held.state import State
 from reroll.backends.front.observe import named_tensors
+from reroll.backends.front.python_state.state import State
 from reroll.errors import UnsupportedError
 from reroll.graph.nested import tensors_of
 

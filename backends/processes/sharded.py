@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from reroll.backends.processes.apart import alone, in_parts
+from reroll.backends.processes.wrappers import alone, in_parts
 from reroll.errors import UnsupportedError
 from reroll.graph.effects import SHARD
 

@@ -17,11 +17,11 @@ Mind: There is one forward kernel per segment length. First run, re-run and tapi
     turns (`_turns_of`). A result is copied out unless it is used up before the same half runs again
     (`executable._passing`). Results that are memory of inputs are given as that memory. Loops that speak with other
     processes are not recorded.
-    Custom functions whose backward adds something are refused at steps that the loss does not use (`unused.py`): such a
-    step is run by torch, on the first values and on normal numbers, reversed with zeros and with none for what is not
-    used, once for each set of outputs that matter. Compared is what reaches the functions' own operands (weights need
-    no gradient for that). Only graphs with operations that are not torch's are looked at, and no steps that speak with
-    other processes.
+    Custom functions whose backward adds something are refused at steps that the loss does not use
+    (`undefined_grads.py`): such a step is run by torch, on the first values and on normal numbers, reversed with zeros
+    and with none for what is not used, once for each set of outputs that matter. Compared is what reaches the
+    functions' own operands (weights need no gradient for that). Only graphs with operations that are not torch's are
+    looked at, and no steps that speak with other processes.
     Per-step outputs are taken one by one by `unused.rows`, whose hook says which rows got a gradient; a loop tells the
     one whose rows it reads which it used.
     An operand that not every result reaches is behind those that do, not behind the loop's node (`reach.py`): autograd

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from reroll.backends.inductor.event_counts import Watch
 from reroll.backends.inductor.lower import Halved, Segment
-from reroll.backends.processes.together import Together
+from reroll.backends.processes.collectives import Together
 from reroll.backends.runtime.gradients import Routes
 from reroll.backends.runtime.recordings import Graphs, Half
 from reroll.backends.runtime.values import Ledger

@@ -18,7 +18,7 @@ from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.reach import Classes, Parts, classes_of, spare_hooks
 from reroll.backends.runtime.run import Run, Start, again, as_traced
 from reroll.backends.runtime.shown import Links, joined
-from reroll.backends.runtime.unused import Unused, differentiable_inputs, needing, tells_rows, used_of
+from reroll.backends.runtime.undefined_grads import Unused, differentiable_inputs, needing, tells_rows, used_of
 from reroll.errors import ShortageError, UnsupportedError, is_shortage
 from reroll.graph.private import without_hooks_of_all_modules
 from reroll.recurrence import Items
@@ -26,7 +26,7 @@ from reroll.recurrence import Items
 _BEFORE = 4  # what the node is given before operands
 
 
-class Rolled(nn.Module):
+class RecurrenceModule(nn.Module):
     """Calls a compiled recurrence: ``(initial carry..., operands...) -> (last carry..., ys...)``.
 
     ``executable`` may be replaced between calls. ``cheaper`` replaces it by one that needs less memory, where memory
@@ -157,7 +157,7 @@ class _Reversible(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rolled: Rolled, training: bool, parts: Parts | None, _: Tensor, *operands: Tensor
+        ctx: Any, rolled: RecurrenceModule, training: bool, parts: Parts | None, _: Tensor, *operands: Tensor
     ) -> tuple[Tensor, ...]:
         executable = rolled.executable
         carried = len(executable.recurrence.carries)

@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from reroll.backends.codecs.codec import Encoded, encode
-from reroll.backends.inductor.lower import Given, Segment
-from reroll.backends.inductor.written.threads import no_more_threads_than_cores
+from reroll.backends.inductor.lower import ExtraOperands, Segment
+from reroll.backends.inductor.wrapper_codegen.threads import no_more_threads_than_cores
 from reroll.backends.runtime.executable import Executable, Instruction
 from reroll.backends.runtime.gradients import Gradients
 from reroll.backends.runtime.randomness import (
@@ -38,8 +38,8 @@ from reroll.backends.runtime.randomness import (
     set_device_states,
     set_random_state,
 )
+from reroll.backends.runtime.replay_check import Witness
 from reroll.backends.runtime.values import Carry, Kept, Reloaded, Stored, Tape, Unpacked
-from reroll.backends.runtime.witness import Witness
 from reroll.backends.tiers.mapped import forbid_cut_files
 from reroll.errors import UnsupportedError
 from reroll.program.program import Node, advance, backward, offload, recompute, reload, reverse, save, tape, turn
@@ -139,7 +139,7 @@ class Run:
         once = hold("once", compiled.once.values(constants))
         constants = hold("constant", constants)
 
-        def given(numbers: Given) -> list[Tensor]:
+        def given(numbers: ExtraOperands) -> list[Tensor]:
             return [*compiled.watch.rows(numbers.counts), *(once[place] for place in numbers.once)]
 
         return {

@@ -27,7 +27,7 @@ from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.randomness import OwnNumbers, device_states, set_device_states
 from reroll.backends.runtime.reach import Parts, backward_running, goes_to
 from reroll.backends.runtime.run import Start, as_traced, border
-from reroll.backends.runtime.unused import note, rows, used_of
+from reroll.backends.runtime.undefined_grads import note, rows, used_of
 from reroll.errors import UnsupportedError, is_shortage, warn
 from reroll.graph.fakes import apart_from_dynamo
 from reroll.recurrence import Recurrence

@@ -30,7 +30,7 @@ import reroll
 from reroll.backends.inductor.sizes.family import forget
 from reroll.backends.measure.check import Difference
 from reroll.backends.measure.plain import mean_squares
-from reroll.backends.runtime.node import Rolled
+from reroll.backends.runtime.node import RecurrenceModule
 from reroll.errors import DifferenceError, IllegalProgramError, ProofError, RerollError, RerollWarning
 from reroll.graph.nested import tensors_of
 from reroll.recurrence import Recurrence
@@ -345,13 +345,13 @@ class Calls:
 @contextmanager
 def played() -> Iterator[list[Recurrence]]:
     """The loops that are played meanwhile."""
-    original, loops = Rolled.played, list[Recurrence]()
+    original, loops = RecurrenceModule.played, list[Recurrence]()
 
-    def noted(self: Rolled, *args: Any) -> Any:
+    def noted(self: RecurrenceModule, *args: Any) -> Any:
         loops.append(self.executable.recurrence)
         return original(self, *args)
 
-    with mock.patch.object(Rolled, "played", noted):
+    with mock.patch.object(RecurrenceModule, "played", noted):
         yield loops
 
 

@@ -11,18 +11,18 @@ from torch import fx
 from reroll.capture.carry_layouts import keep_layouts
 from reroll.capture.ends import even_ends
 from reroll.capture.folded import Gapped, is_mark, is_row, unfolded
-from reroll.capture.given.regions import take_given
 from reroll.capture.normal.normal import normalise
 from reroll.capture.normal.selects import read_before
 from reroll.capture.normal.sizes import pin
 from reroll.capture.steps.blocks import Blocks, with_blocks
-from reroll.capture.steps.colours import Likeness, Sequence
 from reroll.capture.steps.extract import extract
 from reroll.capture.steps.iterations import by_iterations, with_iterations
+from reroll.capture.steps.node_hash import Likeness, Sequence
 from reroll.capture.steps.operands import MIN_STEPS, Region, why_not
 from reroll.capture.steps.outer import Outer
 from reroll.capture.steps.search import covered, find_steps, repeats, with_more, worthwhile
 from reroll.capture.steps.step import Step
+from reroll.capture.structured_loops.regions import take_given
 from reroll.errors import CaptureError
 from reroll.graph.editing import drop_dead
 from reroll.graph.effects import in_transform, is_random

@@ -19,7 +19,7 @@ from typing import Any
 from torch import fx
 
 from reroll.capture.fills import filled, filling
-from reroll.capture.steps.colours import Sequence, alike, forward_of
+from reroll.capture.steps.node_hash import Sequence, alike, forward_of
 from reroll.capture.steps.operands import Carried, Constant, Inner, Literal
 from reroll.capture.steps.step import Step
 from reroll.graph.effects import example, has_effect, is_torchs, operation

@@ -2,7 +2,7 @@
 
 A graph of ATen operations is walked node by node: every result takes its bytes when it is made and gives them back
 after its last use, views share the memory of what they look at. Code that inductor wrote has its own plan of
-allocations and reuse (``reroll.backends.inductor.written.wrapper``).
+allocations and reuse (``reroll.backends.inductor.wrapper_codegen.wrapper``).
 
 Inputs count only where the run owns them, that is where it drops the last reference: carries that nobody keeps, and the
 saved tensors of a tape.

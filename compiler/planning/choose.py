@@ -13,7 +13,7 @@ from reroll.errors import BudgetError
 from reroll.planning.choice import OPTIMAL, Choice, candidates, cost, lowest, may_move, preferred
 from reroll.planning.options import Options, parse_budget
 from reroll.planning.plan import Demand, Plan
-from reroll.program.memory import NOTHING, Around, Prediction
+from reroll.program.memory import NOTHING, OuterMemory, Prediction
 from reroll.schedules.counts import counted
 from reroll.schedules.machine import REMOTE_TIERS
 from reroll.schedules.named import least_memory
@@ -29,11 +29,11 @@ def default_tier(options: Options, device: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class BudgetContext:
     """What shares a budget with a recurrence: what is ``around`` the recurrences of its graph, and the bytes that the
     ``others`` before it keep for their backward. ``budget``: bytes in place of the option's."""
 
-    around: Around = NOTHING
+    around: OuterMemory = NOTHING
     others: int = 0
     budget: int | None = None
 
@@ -46,10 +46,10 @@ class Beside:
         return self.around.needed(prediction) + self.others
 
 
-ALONE = Beside()
+ALONE = BudgetContext()
 
 
-def choose(demand: Demand, options: Options, beside: Beside = ALONE) -> Plan:
+def choose(demand: Demand, options: Options, beside: BudgetContext = ALONE) -> Plan:
     """The plan of the fastest choice that meets the budget, of which a recurrence gets what is ``beside`` it leaves.
 
     Raises BudgetError if no choice meets it; it says the least that would, and with which schedule.
@@ -122,7 +122,7 @@ def _smaller(choice: Choice, excess: int) -> Choice | None:
     return replace(choice, problem=replace(problem, memory=memory)) if memory >= least else None
 
 
-def _first_within(turns: _Turns, budget: int, demand: Demand, beside: Beside) -> Plan:
+def _first_within(turns: _Turns, budget: int, demand: Demand, beside: BudgetContext) -> Plan:
     """The plan of the cheapest choice that meets a budget with what is beside it, else of the one that needs the least.
 
     What is left for carries and tapes is an estimate: a choice that does not fit waits with what it needs too much

@@ -82,7 +82,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class OuterMemory:
     """Local bytes that the graph around a recurrence holds: while it runs, between its forward and its backward, and
     while it is reversed.
     ``unasked``: bytes of those gradients of last carries that it does not give, as nobody reads these. ``added``: bytes
@@ -128,7 +128,7 @@ class Needs:
     unasked: int = 0
     added: int = 0
 
-    def within(self, around: Around) -> Needs:
+    def within(self, around: OuterMemory) -> Needs:
         """The same of a recurrence in a graph that holds so much around it."""
         return replace(self, unasked=around.unasked, added=around.added)
 
@@ -163,7 +163,7 @@ class Needs:
         return each.reverse - each.saved + self.handed
 
 
-NOTHING = Around()
+NOTHING = OuterMemory()
 
 
 def predict(tally: Tally, needs: Needs) -> Prediction:

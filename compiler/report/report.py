@@ -18,7 +18,7 @@ from reroll.planning.choice import Choice
 from reroll.planning.options import Options
 from reroll.planning.plan import Plan
 from reroll.planning.truncation import Cuts
-from reroll.program.memory import Around, Needs, Prediction
+from reroll.program.memory import Needs, OuterMemory, Prediction
 from reroll.program.program import Program, store_all
 from reroll.program.tally import Tally
 from reroll.program.timeline import Timeline, trace
@@ -74,7 +74,7 @@ class Loop:
     carries: tuple[CarryLine, ...]
     saved: int
     outputs: int
-    around: Around
+    around: OuterMemory
     gradients: int
     needs: Needs
     lowering: str

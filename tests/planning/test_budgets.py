@@ -16,12 +16,12 @@ from networks import RecurrentLIF, spikes
 from oracle import ORACLE
 from planned import demand_of, gradients, needs, peak_of, program_of
 from reroll.backends.construct.kernels import Results
-from reroll.backends.dynamo.around import outside
+from reroll.backends.dynamo.outer_memory import outside
 from reroll.errors import BudgetError, OptionError, ScheduleError
 from reroll.planning.choice import Choice
-from reroll.planning.choose import Beside, choose
+from reroll.planning.choose import BudgetContext, choose
 from reroll.planning.options import Options
-from reroll.program.memory import Around
+from reroll.program.memory import OuterMemory
 from reroll.program.verifier import verify
 from reroll.schedules.interval import Interval
 from reroll.schedules.named import MOST_RUNS, register_schedule, tree
@@ -74,17 +74,21 @@ def test_revolve_keeps_every_result(steps: int, segment: int, slots: int) -> Non
     tape=st.integers(1, 200),
     scratch=st.integers(0, 300),
     budgets=st.lists(st.integers(1, 30_000), min_size=2, max_size=6),
-    around=st.builds(Around, *[st.integers(0, 500)] * 3),
+    around=st.builds(OuterMemory, *[st.integers(0, 500)] * 3),
     others=st.integers(0, 500),
 )
-@example(131, 2, 27, 127, 212, [1415, 9202], Around(480, 0, 203), 230)  # two bytes too much for the first that is tried
-@example(80, 1, 31, 132, 31, [11194, 11271], Around(238, 0, 76), 451)  # the first that is tried tapes all, and fits not
+@example(
+    131, 2, 27, 127, 212, [1415, 9202], OuterMemory(480, 0, 203), 230
+)  # two bytes too much for the first that is tried
+@example(
+    80, 1, 31, 132, 31, [11194, 11271], OuterMemory(238, 0, 76), 451
+)  # the first that is tried tapes all, and fits not
 @settings(max_examples=40, deadline=None)
 def test_budgets_are_met_and_more_bytes_are_never_slower(
-    steps: int, segment: int, carry: int, tape: int, scratch: int, budgets: list[int], around: Around, others: int
+    steps: int, segment: int, carry: int, tape: int, scratch: int, budgets: list[int], around: OuterMemory, others: int
 ) -> None:
     steps = -(-steps // segment) * segment
-    demand, beside = demand_of(steps, needs(segment, carry, tape, scratch)), Beside(around, others)
+    demand, beside = demand_of(steps, needs(segment, carry, tape, scratch)), BudgetContext(around, others)
 
     def chosen(budget: int) -> Choice:
         plan = choose(demand, Options(memory_budget=budget), beside)

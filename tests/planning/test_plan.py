@@ -7,10 +7,10 @@ import pytest
 from planned import demand_of, needs, peak_of
 from reroll.errors import BudgetError
 from reroll.planning.choice import Choice
-from reroll.planning.choose import Beside, choose
+from reroll.planning.choose import BudgetContext, choose
 from reroll.planning.options import Options
 from reroll.planning.plan import Demand, Plan
-from reroll.program.memory import Around
+from reroll.program.memory import OuterMemory
 from reroll.program.verifier import verify
 from reroll.schedules.problem import Problem
 from toy import play, reference
@@ -35,7 +35,7 @@ def test_a_plan_holds_a_legal_program_of_its_choice_and_what_that_takes() -> Non
 
 @pytest.mark.parametrize("budget", [900, 1_500, 3_000, 10_000])
 def test_a_plan_keeps_to_its_budget(budget: int) -> None:
-    plan = choose(demand(), Options(memory_budget=budget), Beside(around=Around(40, 60, 100)))
+    plan = choose(demand(), Options(memory_budget=budget), BudgetContext(around=OuterMemory(40, 60, 100)))
     assert plan.prediction.forward.nbytes <= budget - 40
     assert plan.prediction.backward.nbytes <= budget - 100
     assert plan.choice.allowed == budget - 100

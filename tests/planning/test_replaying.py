@@ -10,7 +10,7 @@ from torch import Tensor
 
 import reroll
 from networks import RecurrentLIF, spikes
-from reroll.backends.construct import share
+from reroll.backends.construct import build
 from reroll.planning.choose import ALONE
 from reroll.planning.options import Options
 from reroll.planning.replaying import Replaying
@@ -88,12 +88,12 @@ def test_what_was_left_out_comes_where_nothing_fits_without() -> None:
         raise reroll.BudgetError("too little")
 
     kernels, recurrence = mock.Mock(replay=False, replaying=SPIKING), mock.Mock()
-    with mock.patch.multiple(share, _fastest=fastest, segment_lengths=lambda *_: [8]):
-        assert share._fitting(lambda *_: kernels, recurrence, Options(), ALONE) is built
+    with mock.patch.multiple(build, _fastest=fastest, segment_lengths=lambda *_: [8]):
+        assert build._fitting(lambda *_: kernels, recurrence, Options(), ALONE) is built
         assert tried == ["auto", True]
         kernels.replay = True
         with pytest.raises(reroll.BudgetError, match="too little"):
-            share._fitting(lambda *_: kernels, recurrence, Options(), ALONE)
+            build._fitting(lambda *_: kernels, recurrence, Options(), ALONE)
 
 
 class TwoDirections(torch.nn.Module):

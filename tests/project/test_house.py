@@ -39,7 +39,7 @@ PRIVATE_TORCH = (
     "backends/runtime/run.py",
     "backends/runtime/reach.py",
     "backends/runtime/shown.py",
-    "backends/construct/told.py",
+    "backends/construct/artifacts.py",
     "backends/runtime/randomness.py",
 )
 PRIVATE_ATTRIBUTES = {"_version", "_base", "_cdata", "_schema", "_overloadname"}

@@ -17,10 +17,10 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from reroll.errors import OptionError
-from reroll.segment.cut.apart import outputs_apart
 from reroll.segment.cut.late import make_late
 from reroll.segment.cut.partition import Cut, partition
 from reroll.segment.cut.policy import NO_POLICY, Policy
+from reroll.segment.cut.split_forward import outputs_apart
 
 B, H = 4, 8
 FLOATS = 4 * B * H

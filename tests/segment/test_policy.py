@@ -16,7 +16,7 @@ import reroll
 from agreement import differences, results
 from named_networks import EAGER, ROW, SEGMENT, B, Captured, H, I, Lif, Lstm, Net, Odd, Peak, Tanh, Twins, sequence
 from recorded_networks import refused_by_dynamo
-from reroll.backends.construct.share import build
+from reroll.backends.construct.build import build
 from reroll.errors import OptionError
 from reroll.planning.options import Options
 from reroll.report.report import Loop

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reroll.backends.construct.budget_allocation import plain_plan
+from reroll.backends.construct.build import SHARE
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import Plans
-from reroll.backends.construct.several import plain_plan
-from reroll.backends.construct.share import SHARE
 from reroll.backends.construct.stages.seen import (
     EXACT,
     FOLLOWING,
@@ -44,7 +44,7 @@ from reroll.backends.construct.stages.seen import (
     without_noise,
 )
 from reroll.backends.construct.stages.trial import Trials
-from reroll.backends.processes.apart import alone
+from reroll.backends.processes.wrappers import alone
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.available import free_bytes, free_disk
 from reroll.backends.tiers.device import home_of

@@ -24,7 +24,7 @@ from reroll.backends.construct.plan import Built
 from reroll.backends.construct.stages.proof import eager, not_reproduced
 from reroll.backends.construct.stages.trial import Trials
 from reroll.backends.inductor.whole import CACHED
-from reroll.backends.inductor.written.ahead import Ahead
+from reroll.backends.inductor.wrapper_codegen.ahead import Ahead
 from reroll.backends.progress import tell
 from reroll.backends.tiers.device import home_of
 from reroll.errors import BudgetError, ProofError, RerollError, warn

@@ -23,7 +23,7 @@ from torch.fx.node import map_aggregate
 
 from reroll.backends.construct.kernels import results_of
 from reroll.backends.construct.plan import Built
-from reroll.backends.construct.stages.drawn import Drawing, Drawn, Noting
+from reroll.backends.construct.stages.random_replay import Drawing, Drawn, Noting
 from reroll.backends.construct.stages.seen import (
     NOISES,
     SHORT,
@@ -34,7 +34,7 @@ from reroll.backends.construct.stages.seen import (
     spread_of,
     without_noise,
 )
-from reroll.backends.processes.together import anywhere, groups_of
+from reroll.backends.processes.collectives import anywhere, groups_of
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.runtime.run import Run, Start

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from reroll.backends.dynamo.entry import dynamo_is_off
-from reroll.backends.front.calls.turns import turn
+from reroll.backends.front.calls.compile_lock import turn
 from reroll.errors import warn
 from reroll.graph.private import in_transform, is_traced, modes_of_functions
 

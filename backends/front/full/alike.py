@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from reroll.backends.construct.kernels import Kernels, content, held
 from reroll.backends.construct.plan import Built
 from reroll.backends.dynamo.entry import Graph
-from reroll.backends.front.recorded import Given, Recording
+from reroll.backends.front.recorded import Recording, ResultSlot
 from reroll.capture.recorder.identity import PLAIN, Same
 from reroll.graph.effects import attribute
 from reroll.graph.nested import opened
@@ -169,7 +169,7 @@ class _Writer:
             return Tensor, value.ndim, value.dtype, value.device, value.requires_grad
         if isinstance(value, slice):
             return slice, [self.said(each, places) for each in (value.start, value.stop, value.step)]
-        inside = (value.index, value.value) if isinstance(value, Given) else opened(value)
+        inside = (value.index, value.value) if isinstance(value, ResultSlot) else opened(value)
         if isinstance(inside, Mapping):
             return type(value), [(self.said(key), self.said(each, places)) for key, each in inside.items()]
         if isinstance(inside, tuple | list):

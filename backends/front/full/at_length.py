@@ -19,25 +19,25 @@ from typing import Any
 from torch import fx
 
 from reroll.backends.cache.settings import flags
+from reroll.backends.construct.build import Conditions, Known
 from reroll.backends.construct.kernels import check_policy, passes_of
-from reroll.backends.construct.share import Conditions, Known
 from reroll.backends.construct.stages.takeover import is_aside, is_measured
 from reroll.backends.dynamo.entry import Graph, Others, Program, changed_inputs, refuse_shared, rolled, sample
 from reroll.backends.dynamo.garbage import SELDOM_FULL
 from reroll.backends.dynamo.plain import PlainPeak
 from reroll.backends.front.beside import ANEW, prove_beside, say_departed
 from reroll.backends.front.calls.arguments import Call
-from reroll.backends.front.calls.turns import between_turns
+from reroll.backends.front.calls.compile_lock import between_turns
 from reroll.backends.front.full.alike import LIKE, Alike, Outline, in_words
 from reroll.backends.front.full.digest import Digest
 from reroll.backends.front.full.numbers import Steps
 from reroll.backends.front.full.sized import Sized
-from reroll.backends.front.held.again import Again
-from reroll.backends.front.held.outside import TakenError
-from reroll.backends.front.held.reach import Reach
-from reroll.backends.front.held.state import State
+from reroll.backends.front.python_state.again import Again
+from reroll.backends.front.python_state.outside import TakenError
+from reroll.backends.front.python_state.state import State
+from reroll.backends.front.python_state.state_cache import Reach
 from reroll.backends.front.recorded import AnotherAnswerError, RaisedError, Recorded, Recording
-from reroll.backends.processes.together import check_together
+from reroll.backends.processes.collectives import check_together
 from reroll.capture.capture import capture
 from reroll.capture.recorder.graph import TooManyError, Unrecordable
 from reroll.errors import ProofError, UnsupportedError, is_shortage, warn

@@ -21,7 +21,7 @@ from reroll.backends.front.beside import UnsteadyError
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.calls.plainly import InTurn
 from reroll.backends.front.full.at_length import AtLength, Found, Missing
-from reroll.backends.front.held.state import unsized
+from reroll.backends.front.python_state.state import unsized
 from reroll.backends.front.reading import Reading
 from reroll.backends.front.recorded import AnotherAnswerError
 from reroll.backends.progress import tell

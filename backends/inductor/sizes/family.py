@@ -24,10 +24,10 @@ from reroll.backends.inductor.half import Code, compile_half
 from reroll.backends.inductor.sizes.fit import Fit, fit
 from reroll.backends.inductor.sizes.numbers import Numbered, Numbers, numbered
 from reroll.backends.inductor.sizes.symbolic import PREFIX, symbolic
-from reroll.backends.inductor.written.chains import chained
-from reroll.backends.inductor.written.concrete import at_sizes
-from reroll.backends.inductor.written.threads import kernel_threads
-from reroll.backends.inductor.written.unit import quick_builds
+from reroll.backends.inductor.wrapper_codegen.chains import chained
+from reroll.backends.inductor.wrapper_codegen.concrete import at_sizes
+from reroll.backends.inductor.wrapper_codegen.threads import kernel_threads
+from reroll.backends.inductor.wrapper_codegen.unit import quick_builds
 from reroll.errors import warn
 
 _ONE_AT_A_TIME = threading.RLock()

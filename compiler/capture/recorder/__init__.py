@@ -9,6 +9,6 @@ Mind: Runs that repeat are followed, not written down (`repeats.py`): an operati
     What an operation does inside is no event: custom operations apply autograd.Functions inside.
     Functions are compared by identity (`identity.py`), so that two runs of one model can be told apart.
     Autograd's history of a run that is only looked at is cut short (`events.py`): kept whole it grows with the run.
-    A recorded graph has no guards of Dynamo's; `backends/front/held/keys.py` guards in their place. It is seven times
-    faster than Dynamo on snnTorch's networks, which take Dynamo 100 ms a step.
+    A recorded graph has no guards of Dynamo's; `backends/front/python_state/keys.py` guards in their place. It is
+    seven times faster than Dynamo on snnTorch's networks, which take Dynamo 100 ms a step.
 """

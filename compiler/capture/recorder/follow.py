@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from reroll.capture.recorder.events import History
+from reroll.capture.recorder.hidden_effects import Alive, States, Versions, noted
 from reroll.capture.recorder.repeats import NUMBER, TENSOR, Event, Loop, Repeats, same
-from reroll.capture.recorder.watch import Alive, States, Versions, noted
 from reroll.graph.nested import tensors_of
 from reroll.graph.private import any_autocast, storage_id, unseen
 

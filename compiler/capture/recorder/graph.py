@@ -28,12 +28,12 @@ from reroll.capture.folded import UNFOLD, is_row
 from reroll.capture.recorder.dependence import Dependence
 from reroll.capture.recorder.events import SCAN, History, noted_for_backward, step_by_step
 from reroll.capture.recorder.follow import Follower
+from reroll.capture.recorder.function_nodes import Forward, application, filled, fresh_leaf
+from reroll.capture.recorder.hidden_effects import Alive, SizeWatch, States, Versions, noted, silently
 from reroll.capture.recorder.identity import Same, holds_tensors, may_change_unseen
 from reroll.capture.recorder.packing import Packing
 from reroll.capture.recorder.repeats import Event, Repeats, flat, look_of
 from reroll.capture.recorder.spelling import METADATA, Spelled, spelled
-from reroll.capture.recorder.standins import Forward, application, filled, fresh_leaf
-from reroll.capture.recorder.watch import Alive, SizeWatch, States, Versions, noted, silently
 from reroll.errors import CaptureError
 from reroll.graph.effects import draws, example
 from reroll.graph.fakes import Fakes

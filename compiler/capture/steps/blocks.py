@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import fx
 
-from reroll.capture.steps.colours import Likeness, Sequence
+from reroll.capture.steps.node_hash import Likeness, Sequence
 from reroll.capture.steps.search import with_more, worthwhile
 from reroll.capture.steps.step import Step
 from reroll.graph.effects import example

@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from reroll.capture.folded import Gapped
-from reroll.capture.steps.colours import Likeness
 from reroll.capture.steps.modules import modules_of
+from reroll.capture.steps.node_hash import Likeness
 from reroll.capture.steps.numbers import drawn, filled, fills, is_rate, promoted
 from reroll.capture.steps.operands import Carried, Inner, ItemsOf, Moving, Operand
 from reroll.capture.steps.outer import Outer

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from torch import fx
 
 from reroll.capture.folded import Gapped, is_row, written_for
-from reroll.capture.steps.colours import OUTSIDE, Gap, Ints, Sequence
+from reroll.capture.steps.node_hash import OUTSIDE, Gap, Ints, Sequence
 from reroll.graph.lines import where
 
 MIN_STEPS = 3

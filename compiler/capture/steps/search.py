@@ -12,7 +12,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from reroll.capture.steps.colours import Sequence, kept_nbytes
+from reroll.capture.steps.node_hash import Sequence, kept_nbytes
 from reroll.capture.steps.operands import MIN_STEPS, Region, window
 from reroll.capture.steps.step import Step, analyse
 

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from reroll.capture.folded import Gapped, is_row
-from reroll.capture.steps.colours import Sequence, alike, kept_nbytes
+from reroll.capture.steps.node_hash import Sequence, alike, kept_nbytes
 from reroll.capture.steps.operands import (
     MIN_STEPS,
     Carried,

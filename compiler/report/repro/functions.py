@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from reroll.capture.recorder.standins import is_application
+from reroll.capture.recorder.function_nodes import is_application
 from reroll.graph.effects import example
 
 _NAME = re.compile(r"L_tensors_(\d+)_")  # of an input of Dynamo's graph

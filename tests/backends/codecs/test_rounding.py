@@ -15,8 +15,8 @@ from bits import DTYPES, same
 from named_networks import EAGER, B, Captured, H, I, Lstm, Odd, Tanh
 from reroll.backends.codecs.codec import CODECS, decode, encode
 from reroll.backends.codecs.rounding import exactly
-from reroll.backends.construct.share import build
-from reroll.backends.runtime.node import Rolled
+from reroll.backends.construct.build import build
+from reroll.backends.runtime.node import RecurrenceModule
 from reroll.errors import OptionError, StorageError, UnsupportedError
 from reroll.planning.options import Options
 from reroll.program.program import offload, save
@@ -148,7 +148,7 @@ def test_the_forward_is_exact(options: dict[str, Any]) -> None:
         codecs |= {node.kwargs["codec"] for node in kept if node.kwargs}  # the first carry is there anyway
         torch.manual_seed(1)
         operands = [torch.randn(each.shape).requires_grad_(each.requires_grad) for each in recurrence.examples]
-        results.append(Rolled(built.executable)(*operands))
+        results.append(RecurrenceModule(built.executable)(*operands))
     assert ("int8",) in codecs
     assert all(map(torch.equal, *results))
 

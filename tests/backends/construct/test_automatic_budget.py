@@ -7,8 +7,8 @@ import torch
 
 import reroll
 from gru import B, Gru, I, T, compiled, gradients, same, schedule_of
+from reroll.backends.construct import build as fitting
 from reroll.backends.construct import kernels
-from reroll.backends.construct import share as fitting
 from reroll.backends.tiers import available
 from reroll.errors import BudgetError, OptionError
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import reroll
 from agreement import QUICK, compare, results, sizes
 from networks_zoo import SIZE, Net, load
-from reroll.backends.construct import share as budgets
+from reroll.backends.construct import build as budgets
 from reroll.errors import BudgetError, NoRecurrenceError, OptionError, RerollWarning
 from walks import Shared
 

@@ -14,7 +14,7 @@ import reroll
 from networks import Spike
 from reroll.backends.dynamo import entry, plain
 from reroll.backends.front.calls.arguments import Call
-from reroll.backends.front.held.reach import Reach
+from reroll.backends.front.python_state.state_cache import Reach
 from reroll.backends.front.recorded import Recorded
 from reroll.capture.folded import UNFOLD, unfolded
 from reroll.errors import RerollWarning

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import reroll
 from reroll.backends.front.calls.arguments import Call
-from reroll.backends.front.held.ran import Ran
+from reroll.backends.front.python_state.ran import Ran
 from reroll.backends.front.reading import Reading
 from reroll.backends.front.recorded import Recorded
 from reroll.errors import ProofError, RerollWarning

@@ -16,10 +16,10 @@ import reroll
 from captured import captured
 from networks import RecurrentLIF, spikes
 from pairs import compiled
-from reroll.backends.construct.share import build
+from reroll.backends.construct.build import build
 from reroll.backends.inductor.lower import _halves
+from reroll.backends.runtime.replay_check import Witness
 from reroll.backends.runtime.values import Carry, Kept
-from reroll.backends.runtime.witness import Witness
 from reroll.errors import CompilerMissingError, ReplayMismatchError
 from reroll.planning.options import Options
 from reroll.segment.trace import trace
@@ -114,10 +114,10 @@ class Around(nn.Module):
 
 @needs_compiler
 def test_what_is_around_the_loop_is_compiled_where_it_is_large() -> None:
-    from reroll.backends.dynamo import surroundings
+    from reroll.backends.dynamo import outer_compile
 
     compiled: list[Any] = []
-    original = surroundings._compiled
+    original = outer_compile._compiled
 
     def noted(piece: Any) -> Any:
         compiled.append(piece)
@@ -126,7 +126,7 @@ def test_what_is_around_the_loop_is_compiled_where_it_is_large() -> None:
     plain = Around()
     twin, x = copy.deepcopy(plain), torch.randn(12, 2, 6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(surroundings, "_compiled", noted)
+        patch.setattr(outer_compile, "_compiled", noted)
         fast: Any = torch.compile(twin, backend="reroll", options={"segment": 2, "on_no_recurrence": "error"})
         actual = gradients(fast, twin, x)
     for expected, found in zip(gradients(plain, plain, x), actual, strict=True):

@@ -17,8 +17,8 @@ from reroll.backends.inductor import half
 from reroll.backends.inductor.sizes import family
 from reroll.backends.inductor.sizes.fit import Fit, Form, fit
 from reroll.backends.inductor.sizes.numbers import Numbered, numbered
-from reroll.backends.inductor.written.concrete import at_sizes
-from reroll.backends.inductor.written.unit import Unit
+from reroll.backends.inductor.wrapper_codegen.concrete import at_sizes
+from reroll.backends.inductor.wrapper_codegen.unit import Unit
 from reroll.segment.ops import PACKED_PRODUCT
 
 pytestmark = pytest.mark.inductor

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import reroll
-from reroll.backends.dynamo import surroundings
+from reroll.backends.dynamo import outer_compile
 from reroll.backends.inductor.whole import refused_by_inductor
 from reroll.backends.runtime.executable import Executable
 
@@ -88,7 +88,7 @@ def test_a_graph_without_a_loop_that_inductor_cannot_compile_is_refused(monkeypa
 
 @pytest.mark.inductor
 def test_what_is_around_a_loop_runs_as_it_was_written_where_inductor_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings, "WORTHWHILE", 1e-3)
+    monkeypatch.setattr(outer_compile, "WORTHWHILE", 1e-3)
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", fails)
     net = Wide().double()
     model = torch.compile(net, backend="reroll")

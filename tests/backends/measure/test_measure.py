@@ -10,12 +10,12 @@ from torch import Tensor, fx, nn
 
 import reroll
 from networks import RecurrentLIF, spikes
+from reroll.backends.construct.build import build
 from reroll.backends.construct.replan import Plans
-from reroll.backends.construct.share import build
 from reroll.backends.dynamo.entry import Graph, assemble
-from reroll.backends.inductor.written.wrapper import wrapper_peak
+from reroll.backends.inductor.wrapper_codegen.wrapper import wrapper_peak
 from reroll.backends.measure.explain import plan
-from reroll.backends.runtime.node import Rolled
+from reroll.backends.runtime.node import RecurrenceModule
 from reroll.capture.capture import capture
 from reroll.graph.memory import graph_peak
 from reroll.planning.options import Options
@@ -96,7 +96,7 @@ def ratio(captured: tuple[RecurrentLIF, fx.GraphModule, Capture], steps: int, op
     examples = tuple(torch.empty_like(x) if like.dim() == 3 else like for like in recurrence.examples)
     recurrence = replace(recurrence, steps=recurrence.steps + steps - 8, examples=examples)
     built = build(recurrence, Options(**options))
-    module = assemble(gm, found.outer, {recurrence.name: Rolled(built.executable)})
+    module = assemble(gm, found.outer, {recurrence.name: RecurrenceModule(built.executable)})
     weights = {name: layer.weight for name, layer in model.named_children()}
     names = [str(node.target) for node in found.outer.find_nodes(op="placeholder")]
     operands = [next((w for name, w in weights.items() if f"_{name}_" in each), x) for each in names]

@@ -21,7 +21,7 @@ from torch._dynamo import external_utils
 
 import reroll
 from networks import Half
-from reroll.backends.inductor.written import machine
+from reroll.backends.inductor.wrapper_codegen import machine
 from reroll.backends.measure import doctor
 from reroll.backends.measure.doctor import Finding, self_test
 from reroll.errors import RerollError

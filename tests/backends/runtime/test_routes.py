@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from reroll.backends.inductor.lower import Given, Segment
+from reroll.backends.inductor.lower import ExtraOperands, Segment
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.gradients import Gradients, Routes
 from reroll.recurrence import Items
@@ -40,8 +40,8 @@ def segment(
         output_examples=(),
         forward_graph=fx.GraphModule({}, fx.Graph()),
         backward_graph=None,
-        given_forward=Given(),
-        given_backward=Given(),
+        given_forward=ExtraOperands(),
+        given_backward=ExtraOperands(),
         products=products or {},
     )
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import reroll
 from reroll.backends.runtime import shown
-from reroll.backends.runtime.node import Rolled
+from reroll.backends.runtime.node import RecurrenceModule
 from reroll.errors import RerollWarning, UnsupportedError
 
 T, B, H = 7, 2, 3
@@ -202,7 +202,7 @@ def test_results_are_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
     run = compiled(model, "torch.compile")
     x_TBH = torch.randn(T, B, H)
     results = run(x_TBH)
-    monkeypatch.setattr(Rolled, "_joined", lambda _, results, __: results)
+    monkeypatch.setattr(RecurrenceModule, "_joined", lambda _, results, __: results)
     for a, b in zip(results, run(x_TBH), strict=True):
         assert torch.equal(a, b)
         assert a.stride() == b.stride()

@@ -17,7 +17,7 @@ import reroll
 from networks_zoo import Net as ZooNet
 from networks_zoo import load
 from reroll.backends.front.calls.arguments import Call
-from reroll.backends.front.held.reach import Reach
+from reroll.backends.front.python_state.state_cache import Reach
 from reroll.backends.front.recorded import Recorded
 from reroll.capture.capture import capture
 from reroll.capture.folded import UNFOLD, Gapped, is_row, unfolded
@@ -25,7 +25,7 @@ from reroll.capture.normal import row_writes
 from reroll.capture.normal.normal import normalise
 from reroll.capture.recorder import repeats
 from reroll.capture.recorder.graph import Unrecordable
-from reroll.capture.steps.colours import Sequence
+from reroll.capture.steps.node_hash import Sequence
 from reroll.capture.steps.operands import Region, gaps_in
 from reroll.graph.editing import flatten
 from reroll.graph.private import storage_id

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from by_hand import filled, written
-from reroll.capture.steps.colours import Likeness, Sequence
+from reroll.capture.steps.node_hash import Likeness, Sequence
 from reroll.capture.steps.numbers import may_move
 from reroll.capture.steps.operands import (
     Carried,

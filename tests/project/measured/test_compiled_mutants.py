@@ -19,8 +19,6 @@ import proof_alarms
 import proof_mutants
 from compiled_faults import FAULTS, LATER, UNMENDED
 
-from networks_zoo import load
-
 RESULT: dict[str, Any] = json.loads(compiled_mutants.RESULT.read_text())
 ALARMS: dict[str, Any] = json.loads(proof_alarms.RESULT.read_text())["rows"]
 README = (compiled_mutants.HERE / "README.md").read_text()
@@ -55,18 +53,17 @@ def test_the_known_faults_of_inductor_are_caught() -> None:
         assert {what for what, _ in RESULT["compiled"]["faults"][name].values()} == {"caught"}
 
 
-def test_no_network_of_the_zoo_is_blamed() -> None:
-    for dtype in ("float64", "float32", "bfloat16"):
-        assert set(ALARMS[dtype]) == set(proof_alarms.DOORS)
-        for rows in ALARMS[dtype].values():
-            assert set(rows) >= set(load())
+@pytest.mark.parametrize("of", proof_alarms.SETS)
+def test_no_network_is_blamed(of: str) -> None:
     found = Counter[str]()
-    for doors in ALARMS.values():
-        for rows in doors.values():
+    for dtype in proof_alarms.DTYPES:
+        for door in proof_alarms.DOORS:
+            rows = ALARMS[of][dtype][door]
+            assert set(rows) >= set(proof_alarms.names(of, door))
             found += proof_alarms.counts(rows)
     assert not {proof_alarms.ALARM, proof_alarms.DISAGREES, "ended"} & set(found)
     compared = found[proof_alarms.PROVED] + found[proof_alarms.VALUES]
-    assert f"{compared} of {found.total()} rows are proved" in " ".join(README.split())
+    assert f"{of}: {compared} of {found.total()}" in " ".join(README.split())
 
 
 @pytest.fixture
@@ -77,5 +74,6 @@ def _default_dtype() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_default_dtype")
-def test_a_network_is_proved_at_each_call() -> None:
-    assert proof_alarms.row("reroll.compile", "float64", "lif") == ["proved", ""]
+@pytest.mark.parametrize(("of", "name"), [("zoo", "lif"), ("doors", "two directions"), ("programs", "2")])
+def test_a_network_is_proved_at_each_call(of: str, name: str) -> None:
+    assert proof_alarms.row(of, "reroll.compile", "float64", name) == ["proved", ""]

@@ -15,7 +15,7 @@ import reroll
 from agreement import QUICK
 from networks import RecurrentLIF
 from reroll.backends.construct.stages.proof import Proof
-from reroll.backends.runtime.node import Rolled
+from reroll.backends.runtime.node import RecurrenceModule
 
 WIDTH = 6
 PLAN: dict[str, Any] = {**QUICK, "schedule": "double", "chunk": 4, "slots": 2}
@@ -69,7 +69,7 @@ def reversals() -> Iterator[Callable[[], int]]:
         proving += played.call_count - before
 
     with (
-        mock.patch.object(Rolled, "reversed", autospec=True, side_effect=Rolled.reversed) as played,
+        mock.patch.object(RecurrenceModule, "reversed", autospec=True, side_effect=RecurrenceModule.reversed) as played,
         mock.patch.object(Proof, "prove", proved),
     ):
         yield lambda: int(played.call_count) - proving

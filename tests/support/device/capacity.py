@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from reroll.backends.runtime.node import Rolled
+from reroll.backends.runtime.node import RecurrenceModule
 
 
 class Capacity(TorchDispatchMode):
@@ -30,7 +30,7 @@ class Capacity(TorchDispatchMode):
     @contextmanager
     def limiting(self) -> Iterator[None]:
         """Be the device of all recurrences inside."""
-        played, turned = Rolled.played, Rolled.reversed
+        played, turned = RecurrenceModule.played, RecurrenceModule.reversed
 
         def limited(half: Any) -> Any:
             def run(*args: Any, **kwargs: Any) -> Any:
@@ -40,8 +40,8 @@ class Capacity(TorchDispatchMode):
             return run
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Rolled, "played", limited(played))
-            patch.setattr(Rolled, "reversed", limited(turned))
+            patch.setattr(RecurrenceModule, "played", limited(played))
+            patch.setattr(RecurrenceModule, "reversed", limited(turned))
             yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -12,11 +12,11 @@ from torch import Tensor, fx, nn
 
 import reroll
 from networks import Spike
+from reroll.backends.construct.build import build
 from reroll.backends.construct.replan import Plans
-from reroll.backends.construct.share import build
 from reroll.backends.dynamo.entry import Graph, assemble
 from reroll.backends.measure.explain import plan
-from reroll.backends.runtime.node import Rolled
+from reroll.backends.runtime.node import RecurrenceModule
 from reroll.capture.capture import capture
 from reroll.planning.options import Options
 from reroll.recurrence import Capture
@@ -165,7 +165,7 @@ class Captured:
         """The report on the loop, and the largest relative error of a gradient."""
         (recurrence,) = self.found.recurrences
         built = build(recurrence, Options(**EAGER | options))
-        module = assemble(self.module, self.found.outer, {recurrence.name: Rolled(built.executable)})
+        module = assemble(self.module, self.found.outer, {recurrence.name: RecurrenceModule(built.executable)})
         torch.manual_seed(1)
         got = self.gradients(module(*self.operands)[0], self.operands)
         pairs = zip(got, self.expected, strict=True)

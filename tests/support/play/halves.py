@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from reroll.backends.inductor import lower
 from reroll.backends.inductor.native_products import register
-from reroll.backends.inductor.written.unit import quick_builds
+from reroll.backends.inductor.wrapper_codegen.unit import quick_builds
 from reroll.graph.editing import deduplicate
 from reroll.program.context import Context
 from reroll.program.registry import run_on_half

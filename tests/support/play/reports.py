@@ -10,7 +10,7 @@ from reroll.planning.alternative import Alternative
 from reroll.planning.choice import Choice
 from reroll.planning.plan import Plan
 from reroll.program.context import Context
-from reroll.program.memory import Around, Needs, SegmentBytes, predict
+from reroll.program.memory import Needs, OuterMemory, SegmentBytes, predict
 from reroll.program.program import store_all
 from reroll.program.registry import run
 from reroll.program.tally import Sizes
@@ -48,7 +48,7 @@ def loop(schedule: str = "double", steps: int = 24, chunk: int = 6, slots: int =
         carries=(CarryLine("h", (2, 3), "float32", 24, "raw", 24, NASTY),),
         saved=10,
         outputs=0,
-        around=Around(148, 148, 148),
+        around=OuterMemory(148, 148, 148),
         gradients=36,
         needs=NEEDS,
         lowering="eager",

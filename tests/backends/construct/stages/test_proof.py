@@ -17,7 +17,7 @@ from reroll.backends.construct.stages import proof as proof_stage
 from reroll.backends.construct.stages.proof import Proof
 from reroll.backends.construct.stages.seen import rounding_of
 from reroll.backends.runtime.executable import Executable
-from reroll.backends.runtime.node import Rolled
+from reroll.backends.runtime.node import RecurrenceModule
 from reroll.capture.interpreter import LoopInterpreter
 from reroll.graph.private import saved_as_copies
 
@@ -147,8 +147,10 @@ def test_a_fault_is_found_before_anything_is_changed(
 
 def test_results_without_a_gradient_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = made()
-    forward = Rolled.forward
-    monkeypatch.setattr(Rolled, "forward", lambda self, *operands: [each.detach() for each in forward(self, *operands)])
+    forward = RecurrenceModule.forward
+    monkeypatch.setattr(
+        RecurrenceModule, "forward", lambda self, *operands: [each.detach() for each in forward(self, *operands)]
+    )
     with pytest.raises(reroll.ProofError, match=r"gradient of cell.bias_hh: 1.0e\+00 off"):  # zeros
         through("compile", model)(x)
 
@@ -225,10 +227,10 @@ class Widened(nn.Module):
 @pytest.mark.parametrize("door", ["compile", "backend"])
 def test_double_precision_of_single_is_as_exact_as_that(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What rounds otherwise by 1e-7 is no ProofError; what is off by 1e-3 is one."""
-    x, forward = torch.randn(STEPS, 2, 4), Rolled.forward
+    x, forward = torch.randn(STEPS, 2, 4), RecurrenceModule.forward
 
     def off(factor: float) -> None:
-        monkeypatch.setattr(Rolled, "forward", lambda *args: tuple(each * factor for each in forward(*args)))
+        monkeypatch.setattr(RecurrenceModule, "forward", lambda *args: tuple(each * factor for each in forward(*args)))
 
     off(1 + 1e-7)
     through(door, Widened())(x).sum().backward()
@@ -284,13 +286,13 @@ def test_a_decision_may_fall_the_other_way_within_rounding(
     door: str, value: float, allowed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first entry is the threshold, but for rounding or for more, and the program decides otherwise."""
-    forward = Rolled.forward
+    forward = RecurrenceModule.forward
 
-    def otherwise(rolled: Rolled, *operands: Tensor) -> tuple[Tensor, ...]:
+    def otherwise(rolled: RecurrenceModule, *operands: Tensor) -> tuple[Tensor, ...]:
         found = forward(rolled, *operands)
         return (found[0] + torch.tensor([1.5, 0, 0]), *found[1:])
 
-    monkeypatch.setattr(Rolled, "forward", otherwise)
+    monkeypatch.setattr(RecurrenceModule, "forward", otherwise)
     x_TB = torch.randn(STEPS, 3).index_fill_(1, torch.tensor([0]), value)
     model = Deciding()
     if allowed:
@@ -393,17 +395,17 @@ def test_noise_explains_no_nan(door: str, value: float, monkeypatch: pytest.Monk
             return torch.stack(rows), h_BI
 
     x_TBI = torch.randn(STEPS, 2, 4, requires_grad=True)
-    found, forward = proofs(monkeypatch), Rolled.forward
+    found, forward = proofs(monkeypatch), RecurrenceModule.forward
     rows, _ = through(door, Root())(x_TBI)
     assert bool(rows.isnan().any())
     assert found[0].proved is not None
     assert found[0].proved.what == "values and gradients"
 
-    def otherwise(rolled: Rolled, *operands: Tensor) -> tuple[Tensor, ...]:
+    def otherwise(rolled: RecurrenceModule, *operands: Tensor) -> tuple[Tensor, ...]:
         last, *rest = forward(rolled, *operands)
         return (last.clone().index_fill_(1, torch.tensor([2]), value), *rest)
 
-    monkeypatch.setattr(Rolled, "forward", otherwise)
+    monkeypatch.setattr(RecurrenceModule, "forward", otherwise)
     with pytest.raises(reroll.ProofError, match=r"result\[1\]: .* off"):
         through(door, Root())(x_TBI)
 

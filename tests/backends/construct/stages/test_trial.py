@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import reroll
 from networks import Deciding
 from reroll.backends.construct.plan import Built
-from reroll.backends.construct.stages.drawn import Drawing, Drawn
+from reroll.backends.construct.stages.random_replay import Drawing, Drawn
 from reroll.backends.construct.stages.trial import Trials
 from reroll.backends.dynamo.entry import Graph
 from reroll.backends.inductor.lower import Interpreted
@@ -242,7 +242,7 @@ def test_a_mask_of_another_rate_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     """The same numbers, of which too many are dropped."""
     parts = decompositions()
     other = {aten.native_dropout.default: lambda x, rate, _: parts[aten.native_dropout.default](x, rate + 0.2, True)}
-    monkeypatch.setattr("reroll.backends.construct.stages.drawn._parts", lambda: {**parts, **other})
+    monkeypatch.setattr("reroll.backends.construct.stages.random_replay._parts", lambda: {**parts, **other})
     drawn = Drawn([3])
     with in_parts(), Drawing(drawn):
         nn.functional.dropout(torch.ones(1000), 0.3)

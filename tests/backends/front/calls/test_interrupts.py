@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import reroll
 from reroll.backends.front.calls.interrupts import interrupted_once
-from reroll.backends.front.held.state import State
+from reroll.backends.front.python_state.state import State
 
 T, B, N = 9, 2, 3
 

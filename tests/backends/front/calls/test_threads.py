@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import reroll
 from networks import Spike
-from reroll.backends.front.calls.turns import turn
+from reroll.backends.front.calls.compile_lock import turn
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 LENGTHS = (33, 21, 26, 35, 40, 47)

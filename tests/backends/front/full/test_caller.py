@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import reroll
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.full.caller import Caller
-from reroll.backends.front.held.ran import Ran
+from reroll.backends.front.python_state.ran import Ran
 from reroll.backends.front.recorded import Recorded
 from reroll.capture.recorder import graph
 from reroll.capture.recorder.graph import GraphRecorder
@@ -460,7 +460,7 @@ def recorded_apart() -> None:
 @pytest.mark.parametrize("alone", [True, False])
 def test_an_interrupt_leaves_the_stance_of_torch_as_it_was(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch sets a stance where it is made, not where it is entered."""
-    monkeypatch.setattr("reroll.backends.front.recorded.looked_at", mock.Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("reroll.backends.front.recorded.isolated_run", mock.Mock(side_effect=KeyboardInterrupt))
     monkeypatch.setattr("reroll.capture.recorder.graph.applied_functions", mock.Mock(side_effect=KeyboardInterrupt))
     call, recorded = Call((torch.randn(9, B, N),), {}), Recorded(Net(stays))
     with pytest.raises(KeyboardInterrupt):

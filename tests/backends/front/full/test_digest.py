@@ -14,7 +14,7 @@ import reroll
 from networks_zoo import Net, load
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.full.digest import Digest
-from reroll.backends.front.held.reach import Reach
+from reroll.backends.front.python_state.state_cache import Reach
 from reroll.backends.front.recorded import Recorded
 from reroll.capture.folded import UNFOLD
 from reroll.capture.recorder.graph import Unrecordable
