@@ -12,7 +12,7 @@ from reroll.backends.cache.entries import Unkept, find, ignore, keep, unkept
 from reroll.backends.cache.settings import settings
 from reroll.backends.cache.steps import refuse_users_operator, step_text, tensor_text
 from reroll.backends.cache.table import BROKEN, LEFT_OUT, PARTS, read_back, written
-from reroll.graph.fakes import apart_from_dynamo
+from reroll.graph.fakes import outside_dynamo
 from reroll.graph.nested import leaves_of
 from reroll.graph.private import is_overload, storage_id
 from reroll.recurrence import Items, Numbers, Recurrence, Slices
@@ -33,7 +33,7 @@ def trace_key(recurrence: Recurrence, steps: int) -> str | None:
 
 def _key(recurrence: Recurrence, steps: int) -> str:
     mode = trace_mode()
-    with apart_from_dynamo(mode), recurrence.modes():
+    with outside_dynamo(mode), recurrence.modes():
         inputs = [tensor_text(value) for value in trace_inputs(recurrence, mode, steps)]
     reads = [way_of_reading(x) for x in recurrence.xs]
     sizes = (steps, len(recurrence.carries), len(recurrence.constants), len(recurrence.ys))
@@ -76,15 +76,15 @@ def _checked(traced: Traced) -> bytes:
             refuse_users_operator(node.target)
     payload = written(traced)
     try:
-        found = told(read_back(payload, trace_mode()))
+        found = trace_text(read_back(payload, trace_mode()))
     except BROKEN as error:
         raise Unkept(f"a trace cannot be read back ({type(error).__name__}: {error})") from error
-    if found != told(traced):
+    if found != trace_text(traced):
         raise Unkept("a trace that was read back is another one")
     return payload
 
 
-def told(traced: Traced) -> str:
+def trace_text(traced: Traced) -> str:
     """A trace as text: each node with its operands, its result, and which memory that lies in."""
     memories: dict[int, int] = {}
     values = [_values(node.meta.get("val"), memories) for node in traced.graph.graph.nodes]

@@ -36,7 +36,7 @@ def needs_of(kernels: Kernels, recurrence: Recurrence, *, device: Device | None)
     held = once + turned_gradients(segments[length], recurrence)
     if device is not None:
         held += once + recordings(segments.values(), recurrence)
-        held += workspaces_held(segments[length], device)
+        held += workspace_bytes(segments[length], device)
     recorded, thinnable = device is not None, {k: each for k, each in segments.items() if each.thin}
     joined = frozenset[int]() if recorded else _joined(segments.values(), traced.carries, thin=False)
     thinly = frozenset[int]() if recorded else _joined(thinnable.values(), traced.carries, thin=True)
@@ -279,7 +279,7 @@ def recordings(segments: Iterable[Segment], recurrence: Recurrence) -> int:
     return constants + before + sum(_recorded(segment, recurrence.slots(segment.steps)) for segment in made)
 
 
-def workspaces_held(segment: Segment, device: Device) -> int:
+def workspace_bytes(segment: Segment, device: Device) -> int:
     """Bytes in which products of recorded halves work: one thread records forwards, another of autograd's backwards."""
     halves = [half for half in (segment.forward_graph, segment.backward_graph) if half is not None]
     return device.workspace() * sum(any(map(_is_of_cublas, half.graph.nodes)) for half in halves)
@@ -299,7 +299,7 @@ def _recorded(segment: Segment, slots: Slots) -> int:
     saved = _saved(segment, set(own), segment.backward_graph)
     held = {reader for _, reader in saved}  # there already: results of the forward, or constants
     readers = segment.backward_graph.graph.find_nodes(op="placeholder")
-    given = sum(map(len, segment.given_backward))
+    given = sum(map(len, segment.extra_backward))
     gradients = segment.backward_graph.graph.output_node().all_input_nodes
     return nbytes + _bytes_of(set(readers[: len(readers) - given]) - held) + _bytes_of(gradients)
 

@@ -222,7 +222,7 @@ def _replaying(traced: Traced, recurrence: Recurrence, options: Options, policy:
         carry=sum(value.nbytes for value in traced.results[: traced.carries]),
         kept=int(kept.kept),
         replayed=int(replayed.kept),
-        beside=_held_by_weights(recurrence, options),
+        beside=_weight_bytes(recurrence, options),
         work=_work(replayed) / _work(kept),
     )
 
@@ -231,7 +231,7 @@ def _work(cut: Cut) -> float:
     return work(cut.forward.graph) + work(cut.backward.graph)
 
 
-def _held_by_weights(recurrence: Recurrence, options: Options) -> int:
+def _weight_bytes(recurrence: Recurrence, options: Options) -> int:
     """Bytes of the gradients of weights, and of these weights packed for a forward and for a backward."""
     weights = [recurrence.examples[number] for number in recurrence.constants]
     copies = 1 + 2 * (options.lowering == "inductor" and packs(options))
@@ -290,7 +290,7 @@ def content(module: fx.GraphModule, apart: Sequence[Place] = ()) -> tuple[Any, .
         places[node] = place
         what: Any = None
         if node.op in ("get_attr", "call_module"):
-            what = held(attribute(module, node))
+            what = attribute_content(attribute(module, node))
         elif node.op != "placeholder":
             what = _said(node.target, places)
         given = ((), {}) if node.op == "placeholder" else (node.args, node.kwargs)
@@ -302,7 +302,7 @@ def content(module: fx.GraphModule, apart: Sequence[Place] = ()) -> tuple[Any, .
     return tuple(found)
 
 
-def held(value: Any) -> Any:
+def attribute_content(value: Any) -> Any:
     """What a graph holds."""
     if isinstance(value, fx.GraphModule):
         return content(value)

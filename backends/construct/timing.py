@@ -156,10 +156,10 @@ class _Made:
                 values, device = [*islice(cycle(x.values), segment.steps)], own[places.start].device
                 own[places.start] = torch.tensor(values, dtype=x.dtype, device=device)
 
-        def given(half: ExtraOperands) -> list[Any]:
+        def extra(half: ExtraOperands) -> list[Any]:
             return [*counts(half.counts), *(once[place] for place in half.once)]
 
-        return cls(segment, operands, own, constants, given(segment.given_forward), given(segment.given_backward))
+        return cls(segment, operands, own, constants, extra(segment.extra_forward), extra(segment.extra_backward))
 
     def forward(self) -> list[Any]:
         """Run the segment."""
@@ -208,7 +208,7 @@ def clocked(executable: Executable) -> dict[int, SegmentSeconds]:
     """Seconds of the segments, those of ``segment_seconds`` scaled to what the last training call took, so that what is
     done between segments is in them; where there was none, to those of another number of steps with the same segments,
     of which the first is slow, or else to what a few of them take that are played for it."""
-    with executable.compiled.watch.apart():
+    with executable.compiled.watch.uncounted():
         found = segment_seconds(executable)
         if background_of(executable.recurrence.examples):
             return found  # the clock does not wait for a device

@@ -48,7 +48,7 @@ from reroll.backends.dynamo.python_rng_inputs import as_handed_over
 from reroll.backends.dynamo.unguarded import Read, refuse_unguarded, unseen_hooks
 from reroll.backends.inductor.sizes.family import sampling
 from reroll.backends.inductor.whole import compile_whole, refused_by_inductor
-from reroll.backends.processes.collectives import check_together, refuse_in_place, speaks
+from reroll.backends.processes.collectives import check_collectives, refuse_in_place, speaks
 from reroll.backends.processes.wrappers import in_silence, refuse_pieces
 from reroll.backends.runtime.node import RecurrenceModule
 from reroll.backends.runtime.shown import shown_results, unbound_results
@@ -63,7 +63,7 @@ from reroll.graph.nested import leaves_of, tensors_of, with_leaves
 from reroll.graph.private import without_hooks_of_all_modules
 from reroll.planning.options import Options
 from reroll.planning.segments import SegmentLengths
-from reroll.planning.truncation import detach_behind
+from reroll.planning.truncation import truncate_gradients
 from reroll.program.memory import OuterMemory
 from reroll.program.registry import loops_by_pass, run_on_loops
 from reroll.recurrence import Capture, Recurrence
@@ -280,11 +280,11 @@ def rolled(
         with shared.lengths.kept():
             compile_usual(loops(parsed), parsed, len(every))
 
-    def held(results: Mapping[str, Results]) -> Mapping[str, OuterMemory]:
+    def outer_bytes(results: Mapping[str, Results]) -> Mapping[str, OuterMemory]:
         return bytes_around(assemble(bare, found.outer, {name: nn.Identity() for name in results}), results)
 
     def placed(way: Options, told: bool = True) -> tuple[Plans, fx.GraphModule]:
-        plans = Plans(build_all(loops(way), way, held, shared.known, conditions), told=told)
+        plans = Plans(build_all(loops(way), way, outer_bytes, shared.known, conditions), told=told)
         return plans, assemble(bare, found.outer, plans.modules)
 
     def beside(way: Options) -> tuple[Plans, Compiled]:
@@ -317,10 +317,10 @@ def _at_any_length(every: Sequence[Recurrence], others: Others | None, way: Opti
 def _settled(found: Capture, graph: fx.Graph, options: Options, plain: PlainPeak) -> Options:
     """The options for some loops, of which the graph around them gives what the plain ``graph`` gives, with gradients
     cut where that is asked for. Raises for what these options cannot be met with."""
-    keep_apart(found.outer, graph)
-    detach_behind(found.outer, found.recurrences, options.truncate)
+    separate_memory(found.outer, graph)
+    truncate_gradients(found.outer, found.recurrences, options.truncate)
     check_policy(found.recurrences, options)
-    check_together(found.recurrences, options)
+    check_collectives(found.recurrences, options)
     return with_part_of_plain(options, plain, found.recurrences)
 
 
@@ -408,12 +408,12 @@ def staged(takeover: Takeover, make: Callable[[Options], Graph], present: Graph 
     """The graph of the next call. Where one takes over, what the other was proved by stays, unless it is proved always:
     then its compiled segments are tried at each call."""
     made = takeover.made(make, present)
-    if present is None or made is present or not takeover.told or present.proof.how == "always":
+    if present is None or made is present or not takeover.summary or present.proof.how == "always":
         if present is not None and present.proof.proved is not None and made.proof.proved is None:
-            made.proof.missed = f"no call with these segments was made yet; before, {present.proof.told}"
+            made.proof.missed = f"no call with these segments was made yet; before, {present.proof.summary}"
         return made
     if present.proof.proved is not None:
-        present.proof.proved = replace(present.proof.proved, segments=takeover.told)
+        present.proof.proved = replace(present.proof.proved, segments=takeover.summary)
     return replace(made, proof=present.proof)
 
 
@@ -483,7 +483,7 @@ def refuse_shared(args: Sequence[Any], written: frozenset[int]) -> None:
             )
 
 
-def keep_apart(outer: fx.Graph, plain: fx.Graph) -> None:
+def separate_memory(outer: fx.Graph, plain: fx.Graph) -> None:
     """Give results memory of their own where they have that in the plain graph: rows of a loop lie in their stack, and
     who changes one of them in place would change the other."""
     output = outer.output_node()

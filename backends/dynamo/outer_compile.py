@@ -26,7 +26,7 @@ from reroll.backends.inductor.whole import compile_whole, refused_by_inductor
 from reroll.backends.inductor.wrapper_codegen.unit import quick_builds
 from reroll.backends.runtime.undefined_grads import rows
 from reroll.errors import UnsupportedError, warn
-from reroll.graph.fakes import apart_from_dynamo, fake_of
+from reroll.graph.fakes import fake_of, outside_dynamo
 from reroll.graph.inplace import operand, updated_places
 from reroll.recurrence import Recurrence
 
@@ -178,7 +178,7 @@ def _compiled(piece: fx.GraphModule) -> nn.Module:
         output.args = ((output.args[0],),)
         piece.recompile()
     differentiable = frozenset(number for number, value in enumerate(inputs) if _needs(value))
-    with apart_from_dynamo(modes[0]), quick_builds():
+    with outside_dynamo(modes[0]), quick_builds():
         with modes[0]:
             reaches = _reaches(piece, [_distinct(modes[0], value) for value in inputs])
         try:

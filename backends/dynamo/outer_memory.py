@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from reroll.backends.construct.kernels import Results
-from reroll.graph.fakes import apart_from_dynamo, fake_of
+from reroll.graph.fakes import fake_of, outside_dynamo
 from reroll.graph.private import Watching, storage_id
 from reroll.program.memory import OuterMemory
 
@@ -208,7 +208,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def outside_of(module: fx.GraphModule, results: Mapping[str, Results]) -> Outside:
     """What a graph holds around its recurrences, which give ``results``, by their names."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with apart_from_dynamo(mode), mode:
+    with outside_dynamo(mode), mode:
         return outside(module, results, partial(fake_of, mode))
 
 

@@ -29,7 +29,7 @@ from reroll.backends.tiers.device import home_of
 from reroll.capture.folded import SIDE, is_row, row_of_run, run_ended, skipped_runs
 from reroll.errors import warn
 from reroll.graph.effects import example
-from reroll.graph.fakes import apart_from_dynamo, fake_of
+from reroll.graph.fakes import fake_of, outside_dynamo
 from reroll.graph.nested import leaves_of, tensors_of
 from reroll.graph.private import Watching, storage_id
 from reroll.planning.options import Options, PartOfPlain
@@ -145,7 +145,7 @@ class _Runs(fx.Interpreter):
         if target is skipped_runs:
             ledger.missing.append(_Missing(args[0], [len(ledger.events)]))
             self.mark = args[1]
-            self._when_reversed([node for node in self.env if _is_read_behind(node, self.mark)])
+            self._when_reversed([node for node in self.env if _is_read_after(node, self.mark)])
         elif target is run_ended:
             ledger.missing[-1].forward.append(len(ledger.events))
             self._when_reversed([node for node in self.env if node.meta.get(SIDE) == (self.mark, True)])
@@ -160,7 +160,7 @@ class _Runs(fx.Interpreter):
             value.register_hook(lambda _: missing.backward.append(len(ledger.events)))
 
 
-def _is_read_behind(node: fx.Node, mark: int) -> bool:
+def _is_read_after(node: fx.Node, mark: int) -> bool:
     """Whether a value of the last runs before a mark is read behind it."""
     return node.meta.get(SIDE) == (mark, False) and any(user.meta.get(SIDE) == (mark, True) for user in node.users)
 
@@ -191,7 +191,7 @@ def plain_peak(module: fx.GraphModule, most: int = _NODES) -> int | None:
     if sum(not is_row(node) for node in module.graph.nodes) > most:
         return None
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with suppress(Exception), apart_from_dynamo(mode), mode, torch.enable_grad():  # torch raises what it likes
+    with suppress(Exception), outside_dynamo(mode), mode, torch.enable_grad():  # torch raises what it likes
         return _watched(module, [fake_of(mode, node.meta["example_value"]) for node in nodes])
     return None
 
@@ -259,7 +259,7 @@ def _sources(module: fx.GraphModule | None, results: Sequence[int], inputs: int)
     if module is None:
         return found
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with suppress(Exception), apart_from_dynamo(mode), mode, torch.enable_grad():
+    with suppress(Exception), outside_dynamo(mode), mode, torch.enable_grad():
         operands = [fake_of(mode, node.meta["example_value"]) for node in module.graph.find_nodes(op="placeholder")]
         leaves = {at: x for at, x in enumerate(operands) if isinstance(x, Tensor) and x.requires_grad}
         made = [*leaves_of(_Runs(module, _Ledger(())).run(*operands))]

@@ -28,7 +28,7 @@ def as_handed_over(module: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     """The example inputs of a graph, with such numbers as they come at each call. The graph, which is changed in place,
     reads them as it did. Raises UnsupportedError where that rounds them: beside values of float64, or to a half."""
     placeholders, found = module.graph.find_nodes(op="placeholder"), list(inputs)
-    drawn = [place for place, node in enumerate(placeholders) if _is_drawn(node)]
+    drawn = [place for place, node in enumerate(placeholders) if _is_random_float(node)]
     kinds = {value.dtype for value in map(example, placeholders) if value is not None}
     if drawn and (kinds.intersection(_WIDE) or torch.get_default_dtype() != torch.float32):
         reader = next(iter(placeholders[drawn[0]].users), placeholders[drawn[0]])
@@ -50,7 +50,7 @@ def _is_number(node: fx.Node) -> bool:
     return given is not None and isinstance(given.source, RandomValueSource)
 
 
-def _is_drawn(node: fx.Node) -> bool:
+def _is_random_float(node: fx.Node) -> bool:
     """Whether an input is a float of Python's generator that is described as less than it is."""
     value = example(node)
     return _is_number(node) and value is not None and value.is_floating_point() and value.dtype != torch.float64

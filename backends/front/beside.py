@@ -39,7 +39,7 @@ def prove_beside(
         proof.missed = "the model holds a tensor with a history"
         LOG.info("not proved at this call: %s", proof.missed)
         return
-    apart, leaves = call.apart()
+    apart, leaves = call.without_history()
     shown = partial(shown_by, model, apart, proof, apart=leaves, ran=ran)
     try:
         proof.prove(lambda: shown(apart.run, plainly=True), lambda run: shown(lambda _: replay(apart, run)))

@@ -147,7 +147,7 @@ def compile(  # noqa: A001  # as torch.compile
     _warn_of_generators(model, asked)
     if isinstance(model, nn.Module) and speaks_inside(model):
         _refuse_dynamic(dynamic)
-        return _together(model, options)
+        return _by_backend(model, options)
     make: _Make = partial(Caller, options=options, dynamic=dynamic)
     if isinstance(model, nn.Module):
         return RecordedModule(model, make)
@@ -222,7 +222,7 @@ def _with_loss(model: Any, loss: Any, how: Mapping[str, Any]) -> Any:
     return checked
 
 
-def _together(model: Any, options: Mapping[str, Any]) -> Any:
+def _by_backend(model: Any, options: Mapping[str, Any]) -> Any:
     """A model that several processes train together, by the backend; Dynamo's own decorators and errors."""
     if sharded_inside(model):
         return ShardedModule(model, options)

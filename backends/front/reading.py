@@ -24,7 +24,7 @@ from reroll.backends.front.observe import UpdatedError, shown_by
 from reroll.backends.front.python_state.outside import FirstImportError, TakenError
 from reroll.backends.front.python_state.ran import Ran
 from reroll.backends.front.recorded import Recorded, unheard
-from reroll.backends.processes.wrappers import SpokenError, alone
+from reroll.backends.processes.wrappers import CollectiveError, alone
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.errors import ProofError, warn
 from reroll.graph.nested import tensors_of
@@ -74,14 +74,14 @@ class Reading:
         try:
             with unheard():
                 return self._first(call, read, ran) if self.recorded.ends(call, ran) else ""
-        except (UpdatedError, TakenError, SpokenError, FirstImportError) as reason:
+        except (UpdatedError, TakenError, CollectiveError, FirstImportError) as reason:
             LOG.info("not compared with the plain model: %s", reason)
         except Exception:  # noqa: BLE001  # the call itself raises it, if it is no matter of runs beside it
             LOG.debug("not compared with the plain model", exc_info=True)
         return ""
 
     def _first(self, call: Call, read: Run, ran: Ran) -> str:
-        apart, leaves = call.apart()
+        apart, leaves = call.without_history()
         proof = Proof(other=_VALUES, rounding=_rounding(call))
         shown = partial(shown_by, self.recorded.model, apart, proof, apart=leaves, ran=ran.functions)
         plainly = partial(shown, apart.run, plainly=True)

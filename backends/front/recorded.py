@@ -36,7 +36,7 @@ from reroll.backends.front.python_state.outside import FirstImportError, TakenEr
 from reroll.backends.front.python_state.ran import Ran
 from reroll.backends.front.python_state.state import Change, State
 from reroll.backends.front.python_state.state_cache import Reach
-from reroll.backends.processes.wrappers import SpokenError
+from reroll.backends.processes.wrappers import CollectiveError
 from reroll.backends.progress import tell
 from reroll.backends.runtime.randomness import move_on, numpy_state
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
@@ -216,7 +216,7 @@ class Recorded:
         with unheard(), _refused():
             try:
                 self._run_alone(call, ran)
-            except (UpdatedError, TakenError, SpokenError, FirstImportError):
+            except (UpdatedError, TakenError, CollectiveError, FirstImportError):
                 raise
             except Exception:  # noqa: BLE001  # the model's own
                 return False
@@ -249,9 +249,9 @@ class Recorded:
             results: list[Any] = []
             skeleton = [with_leaves(partial(_place, results, {}), result)]
             for change in changes:
-                if not _is_told(change):
+                if not _is_recordable(change):
                     raise self._unrecordable(call, change)
-                skeleton.append(with_leaves(partial(_place_apart, results), change.value))
+                skeleton.append(with_leaves(partial(_own_place, results), change.value))
             module, read, sizes = recorder.finish(results)
         changed = tuple((change.owner, change.key) for change in changes)
         return module, partial(
@@ -300,12 +300,12 @@ class Recorded:
         )
 
     def _run(self, recorder: GraphRecorder, call: Call, ran: Ran) -> Any:
-        drawn, console = _drawn(), io.StringIO()
+        drawn, console = _random_states(), io.StringIO()
         try:
             silent = contextlib.redirect_stdout(console)
             with ran.noting(), saved_as_it_is(), recorder.recording(), silent, _complaints() as complaints:
                 result = call.run(self.model)
-        except (Unrecordable, TakenError, SpokenError, FirstImportError):
+        except (Unrecordable, TakenError, CollectiveError, FirstImportError):
             raise
         except Exception as error:
             if is_shortage(error):
@@ -314,7 +314,7 @@ class Recorded:
             raise RaisedError(text) from error
         if console.getvalue() or complaints.heard:
             raise Unrecordable("The model prints, which a record of its operations does not tell.")
-        if _drawn() != drawn:
+        if _random_states() != drawn:
             raise Unrecordable("The model draws from Python's or numpy's random numbers. Draw from torch's.")
         return result
 
@@ -380,11 +380,11 @@ def _refused() -> Iterator[None]:
     """Raise what is refused in any run of the model as Unrecordable."""
     try:
         yield
-    except (UpdatedError, TakenError, SpokenError) as refused:
+    except (UpdatedError, TakenError, CollectiveError) as refused:
         raise Unrecordable(str(refused)) from refused
 
 
-def _drawn() -> Any:
+def _random_states() -> Any:
     """The states of the generators of random numbers that a graph does not draw from."""
     return random.getstate(), numpy_state()
 
@@ -405,7 +405,7 @@ def _place(results: list[Any], known: dict[int, ResultSlot], leaf: Any) -> Resul
     return ResultSlot(value=leaf)
 
 
-def _place_apart(results: list[Any], leaf: Any) -> ResultSlot:
+def _own_place(results: list[Any], leaf: Any) -> ResultSlot:
     """The same for an attribute: a result of its own, apart from others, so that it is no row of a list."""
     results.append(None)
     return _place(results, {}, leaf)
@@ -436,7 +436,7 @@ def _check_names(assigned: Assigned | None) -> None:
         )
 
 
-def _is_told(change: Change) -> bool:
+def _is_recordable(change: Change) -> bool:
     """Whether a record can tell of a change: tensors that an attribute or item gets, or None, which counts nothing."""
     leaves = [*leaves_of(change.value)]
     told = change.value is None or not leaves or any(isinstance(leaf, Tensor) for leaf in leaves)

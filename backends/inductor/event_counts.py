@@ -108,7 +108,7 @@ class Watch:
             torch.ops.reroll.event_count(counts.new_empty(0))
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
+    def uncounted(self) -> Iterator[None]:
         """Inside, what is counted is not of a call."""
         counts = self._counts.clone()
         try:

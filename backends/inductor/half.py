@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from reroll.backends.inductor.inductor_workarounds import mended
 from reroll.backends.inductor.wrapper_codegen.threads import kernel_threads
 from reroll.backends.inductor.wrapper_codegen.unit import Unit, quick_builds
-from reroll.graph.fakes import apart_from_dynamo
+from reroll.graph.fakes import outside_dynamo
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +62,7 @@ def compile_half(graph: fx.GraphModule, mode: FakeTensorMode, *, backward: bool,
     unit = Unit(partial(mended, settings))
     kernels = quick_builds(build=build, later=unit)
     with (
-        apart_from_dynamo(mode),
+        outside_dynamo(mode),
         V.set_fake_mode(mode),
         torch.no_grad(),
         kernels,

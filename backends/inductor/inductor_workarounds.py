@@ -55,13 +55,13 @@ def _keep_parts() -> None:
 
     can_reuse: Any = PythonWrapperCodegen.can_reuse
 
-    def apart(self: Any, input_buffer: Any, output_buffer: Any = None) -> bool:
+    def allowed(self: Any, input_buffer: Any, output_buffer: Any = None) -> bool:
         made = input_buffer.node if output_buffer is not None else None
         if made is not None and made.get_inputs_that_alias_output():
             return False
         return bool(can_reuse(self, input_buffer, output_buffer))
 
-    PythonWrapperCodegen.can_reuse = apart  # type: ignore[method-assign]
+    PythonWrapperCodegen.can_reuse = allowed  # type: ignore[method-assign]
 
 
 @cache
@@ -71,12 +71,12 @@ def _keep_scatters() -> None:
 
     can_fuse: Any = Scheduler.can_fuse_vertical
 
-    def apart(self: Any, node1: Any, node2: Any, **options: Any) -> bool:
+    def allowed(self: Any, node1: Any, node2: Any, **options: Any) -> bool:
         return bool(can_fuse(self, node1, node2, **options)) and not (
             _scattered(self, node1) & _touched(self, node2) or _scattered(self, node2) & _touched(self, node1)
         )
 
-    Scheduler.can_fuse_vertical = apart  # type: ignore[method-assign]
+    Scheduler.can_fuse_vertical = allowed  # type: ignore[method-assign]
 
 
 @cache

@@ -29,7 +29,7 @@ from reroll.backends.inductor.sizes.family import compiled
 from reroll.backends.inductor.wrapper_codegen.unit import Unit
 from reroll.errors import CompilerMissingError
 from reroll.graph.editing import deduplicate, primals_and_tangents
-from reroll.graph.fakes import apart_from_dynamo
+from reroll.graph.fakes import outside_dynamo
 from reroll.graph.names import take_names
 from reroll.graph.work import work
 from reroll.program.tried import blamed_on, guarded, passes_in
@@ -37,7 +37,7 @@ from reroll.segment.cut.late import make_late
 from reroll.segment.cut.partition import Cut, partition
 from reroll.segment.cut.policy import NO_POLICY, Policy, StepValue
 from reroll.segment.cut.selective_recompute import Thin, thinner
-from reroll.segment.cut.split_forward import InTwo, outputs_apart
+from reroll.segment.cut.split_forward import InTwo, without_outputs
 from reroll.segment.factors import Product, defer_products, handing_over
 from reroll.segment.invariants import Once
 from reroll.segment.packing import pack_saved
@@ -146,8 +146,8 @@ class Segment:
 
     forward: boxed; carries, xs, constants -> next carries, ys, saved. backward: boxed; saved, gradients of the
     differentiable outputs -> one gradient per differentiable input. ``tangents`` and ``inputs`` number those outputs
-    and inputs; ``reaches[i]`` are the outputs from which autograd reaches ``inputs[i]``. ``given_forward``
-    and ``given_backward`` are their last operands. A gradient in ``products`` is None: it is a product of further
+    and inputs; ``reaches[i]`` are the outputs from which autograd reaches ``inputs[i]``. ``extra_forward``
+    and ``extra_backward`` are their last operands. A gradient in ``products`` is None: it is a product of further
     results. ``tape`` are the saved values, before what is 0 or 1 is packed. ``thin``: the tape that holds fewer, if
     there is one.
     """
@@ -162,8 +162,8 @@ class Segment:
     output_examples: tuple[torch.Tensor, ...]
     forward_graph: fx.GraphModule
     backward_graph: fx.GraphModule | None
-    given_forward: ExtraOperands
-    given_backward: ExtraOperands
+    extra_forward: ExtraOperands
+    extra_backward: ExtraOperands
     products: Mapping[int, Product] = field(default_factory=dict)
     tape: tuple[StepValue, ...] = ()
     thin: ThinTape | None = None
@@ -247,11 +247,14 @@ def lower(
     forward, backward = (half and rewrite(half) for half in halves)
     assert forward is not None
     constants = _constants_reached(traced)
-    given_forward, given_backward = _given(forward, [], watch, once), _given(backward, constants, watch, once)
+    extra_forward, extra_backward = (
+        _extra_operands(forward, [], watch, once),
+        _extra_operands(backward, constants, watch, once),
+    )
     products = {} if backward is None else defer_products(backward, list(map(bool, constants)))
     lowered = _lowered(traced, lowering, None if recorded else products)
     thinned = _thinned(traced, forward, backward) if thin and backward else None
-    parts = outputs_apart(forward, traced.outputs) if again and backward else None
+    parts = without_outputs(forward, traced.outputs) if again and backward else None
     return Segment(
         steps=traced.steps,
         forward=Halved.of(parts, lowered) if parts else lowered(forward, backward=False),
@@ -263,8 +266,8 @@ def lower(
         output_examples=traced.results,
         forward_graph=forward,
         backward_graph=backward,
-        given_forward=given_forward,
-        given_backward=given_backward,
+        extra_forward=extra_forward,
+        extra_backward=extra_backward,
         products=products,
         tape=tape,
         thin=ThinTape.of(thinned, forward, parts, partial(lowered, backward=True)),
@@ -288,7 +291,7 @@ def _handed(traced: Traced) -> list[bool]:
     return ["carry" not in primals[number].meta for number in traced.inputs]
 
 
-def _given(half: fx.GraphModule | None, names: Sequence[str], watch: Watch, once: Once) -> ExtraOperands:
+def _extra_operands(half: fx.GraphModule | None, names: Sequence[str], watch: Watch, once: Once) -> ExtraOperands:
     return ExtraOperands() if half is None else ExtraOperands(watch.add(half, names), once.take(half))
 
 
@@ -338,7 +341,7 @@ def _prepare_for_inductor(traced: Traced) -> None:
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
 
-    with apart_from_dynamo(traced.mode), V.set_fake_mode(traced.mode):
+    with outside_dynamo(traced.mode), V.set_fake_mode(traced.mode):
         joint_graph_passes(traced.graph)
 
 

@@ -55,14 +55,14 @@ def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
 def _explained(graph: Graph, compiled_model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Report:
     if graph.built and not graph.broken:
         report = plan(graph)
-        return replace(report, notes=(*report.notes, *_given_away(report, compiled_model)))
+        return replace(report, notes=(*report.notes, *_output_share(report, compiled_model)))
     asked = Asked(through=True)
     _run_through(compiled_model, inputs, kwargs, asked)
     others = tuple(plan(each) for each in dict.fromkeys(asked.graphs) if each is not graph)
     return replace(plan(graph), others=others)
 
 
-def _given_away(report: Report, compiled_model: Any) -> Iterator[str]:
+def _output_share(report: Report, compiled_model: Any) -> Iterator[str]:
     """A sentence, if much of the peak is what the model gives for all steps, and the gradient of that."""
     over_time = hasattr(compiled_model, "reroll_caller") and not any(loop.recurrence.blocks for loop in report.loops)
     peak = report.predicted_peak
@@ -152,7 +152,7 @@ def plan(graph: Graph) -> Report:
     notes = tuple(dict.fromkeys(notes))  # loops may share a reason
     loops = tuple(_loop(built, outside.around(built.name), costs[built.name]) for built in graph.built)
     return Report(
-        loops, outer, outside.outputs, outside.saved, notes=notes, proved=graph.proof.told, stages=graph.stages()
+        loops, outer, outside.outputs, outside.saved, notes=notes, proved=graph.proof.summary, stages=graph.stages()
     )
 
 

@@ -29,7 +29,7 @@ _WAIT = "_c10d_functional.wait_tensor"
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class Agreement:
     """What the processes of some groups, by their names, have to have in common to play a program together."""
 
     groups: tuple[str, ...]
@@ -37,7 +37,7 @@ class Together:
     where: str
 
     @classmethod
-    def of(cls, recurrence: Recurrence, program: Program, segments: Mapping[int, Segment]) -> Together | None:
+    def of(cls, recurrence: Recurrence, program: Program, segments: Mapping[int, Segment]) -> Agreement | None:
         """None if no step speaks with others."""
         groups = groups_of(recurrence.step)
         if not groups:
@@ -99,7 +99,7 @@ def anywhere(here: bool, groups: Sequence[str], device: torch.device) -> bool:
     return bool(found)
 
 
-def check_together(recurrences: Sequence[Recurrence], options: Options) -> None:
+def check_collectives(recurrences: Sequence[Recurrence], options: Options) -> None:
     """Raise OptionError if a loop speaks with other processes, and its plan would follow the memory of this one.
 
     Raises UnsupportedError if a loop works on tensors that lie in parts in several processes.

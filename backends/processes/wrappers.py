@@ -22,7 +22,7 @@ from reroll.graph.private import Watching
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
 
-class SpokenError(UnsupportedError):
+class CollectiveError(UnsupportedError):
     """A run that is looked at would speak with other processes."""
 
 
@@ -90,7 +90,7 @@ def in_silence() -> Iterator[None]:
 
     def look(module: nn.Module, _: Any) -> None:
         if threading.get_ident() == thread and _speaks(module):
-            raise _spoken(f"a part of the class {type(module).__name__}")
+            raise _collective_error(f"a part of the class {type(module).__name__}")
 
     hook = nn.modules.module.register_module_forward_pre_hook(look)
     try:
@@ -109,12 +109,12 @@ class _Silence(Watching):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "namespace", "") in _NAMESPACES:
-            raise _spoken(str(func))
+            raise _collective_error(str(func))
         return func(*args, **(kwargs or {}))
 
 
-def _spoken(what: str) -> SpokenError:
-    return SpokenError(
+def _collective_error(what: str) -> CollectiveError:
+    return CollectiveError(
         f"The model speaks with other processes in its forward ({what}). reroll.compile runs a model a few times more "
         "than it is called, which the others would have to do at the same moment. Speak before the model or after it, "
         "compile only a part that does not, or use torch.compile(backend='reroll')."

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from reroll.backends.inductor.event_counts import Watch
 from reroll.backends.inductor.lower import Halved, Segment
-from reroll.backends.processes.collectives import Together
+from reroll.backends.processes.collectives import Agreement
 from reroll.backends.runtime.gradients import Routes
 from reroll.backends.runtime.recordings import Graphs, Half
 from reroll.backends.runtime.values import Ledger
@@ -167,7 +167,7 @@ class Executable:
     instructions: ProgramInstructions
     tiers: Mapping[str, Tier]
     verify: bool
-    together: Together | None = None
+    together: Agreement | None = None
     cuts: Cuts | None = None
     ledger: Ledger = field(default_factory=Ledger)
     clock: Clock = field(default_factory=Clock)
@@ -210,7 +210,7 @@ class Executable:
             instructions=ProgramInstructions.of(program, segments, cuts is not None),
             tiers=tiers or {},
             verify=verify,
-            together=Together.of(recurrence, program, segments),
+            together=Agreement.of(recurrence, program, segments),
             cuts=cuts,
         )
 

@@ -335,7 +335,7 @@ class Graphs:
         agrees = partial(_agrees, exact=key.name == "forward")
         if not all(itertools.starmap(agrees, zip(results, expected, twice, strict=True))):
             return None, "a replay gives other values than its kernels do one by one"
-        return CudaGraph.of(inputs, results, aliases, self._is_held, again), None
+        return CudaGraph.of(inputs, results, aliases, self._is_kept_memory, again), None
 
     def _is_slower(self, recorded: CudaGraph, run: Boxed, given: Sequence[Tensor], lasts: Lasts) -> bool:
         """Whether a recording, with its copies, takes longer than its kernels launched one by one."""
@@ -347,14 +347,14 @@ class Graphs:
 
         return min(self.device.seconds(replayed) for _ in range(_RUNS)) > kernels
 
-    def _is_held(self, value: Tensor) -> bool:
+    def _is_kept_memory(self, value: Tensor) -> bool:
         """Whether it is memory of a held value."""
         storage = value.untyped_storage().data_ptr()
         return any(own.untyped_storage().data_ptr() == storage for _, own in self._held.values() if own.numel())
 
     def _place(self, value: Tensor, place: Tensor | None) -> Tensor:
         """Where a recording reads an input."""
-        if self._is_held(value):
+        if self._is_kept_memory(value):
             return value
         if place is not None and _alike(place, value):
             return place

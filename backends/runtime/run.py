@@ -124,7 +124,7 @@ class Run:
             run.register, run.output_grads, run.fixed, run.origin = None, (), {}, 0
             set_device_states(devices)
         alive = self.executable.live_operands(frozenset(i for i, grad in enumerate(grads) if grad is not None))
-        found = [*_apart(final, grads), *(run.grads.pop(i) for i in range(carried, len(self.operands)))]
+        found = [*_own_memory(final, grads), *(run.grads.pop(i) for i in range(carried, len(self.operands)))]
         return [grad if operand in alive else None for operand, grad in enumerate(found)]
 
     def _sequences(self) -> list[Tensor]:
@@ -139,11 +139,11 @@ class Run:
         once = hold("once", compiled.once.values(constants))
         constants = hold("constant", constants)
 
-        def given(numbers: ExtraOperands) -> list[Tensor]:
+        def extra(numbers: ExtraOperands) -> list[Tensor]:
             return [*compiled.watch.rows(numbers.counts), *(once[place] for place in numbers.once)]
 
         return {
-            steps: ([*constants, *given(segment.given_forward)], given(segment.given_backward))
+            steps: ([*constants, *extra(segment.extra_forward)], extra(segment.extra_backward))
             for steps, segment in compiled.segments.items()
         }
 
@@ -330,7 +330,7 @@ class Run:
         return found
 
 
-def _apart(found: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _own_memory(found: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Gradients of first carries, in memory of their own: where a carry passes through, its gradient is the incoming
     one, which may be the user's. Autograd would take it for ``grad`` of a leaf, and later add to it."""
     taken = {grad.untyped_storage().data_ptr() for grad in given if grad is not None}

@@ -29,7 +29,7 @@ from reroll.backends.runtime.reach import Parts, backward_running, goes_to
 from reroll.backends.runtime.run import Start, as_traced, border
 from reroll.backends.runtime.undefined_grads import note, rows, used_of
 from reroll.errors import UnsupportedError, is_shortage, warn
-from reroll.graph.fakes import apart_from_dynamo
+from reroll.graph.fakes import outside_dynamo
 from reroll.recurrence import Recurrence
 from reroll.segment.trace import step_examples, step_of, trace_mode
 
@@ -74,7 +74,7 @@ class Links:
     def of(cls, recurrence: Recurrence, needing: Sequence[bool], shown: Mapping[int, bool]) -> Links:
         """Those of a step, as autograd walks it; ``needing``: which of its inputs have a gradient."""
         mode = trace_mode()
-        with apart_from_dynamo(mode), recurrence.modes(), mode:
+        with outside_dynamo(mode), recurrence.modes(), mode:
             values = _leaves(step_examples(recurrence, mode), needing)
             results = recurrence.step(*values)
             edges = {n: _edge(value) for n, value in enumerate(results) if value.requires_grad}
@@ -153,7 +153,7 @@ class Shares:
     def _made(self, number: int, grad: Tensor, asked: Sequence[int], node: Any, sure: bool) -> dict[int, Tensor]:
         """The same by torch. What goes through a later state is that one's to hand on."""
         recurrence = self.executable.recurrence
-        if recurrence.random and not _drawn_by_torch(self.executable):
+        if recurrence.random and not _draws_by_torch(self.executable):
             reason = "which only lowering='eager' draws random numbers for as torch does: use that"
             return self._left_out(reason, sure)
         if self.executable.together:
@@ -300,7 +300,7 @@ class _Joined(torch.autograd.Function):
         return (None, None, None, grad, *shares, *[None] * (ctx.behind - len(shares)))
 
 
-def _drawn_by_torch(executable: Executable) -> bool:
+def _draws_by_torch(executable: Executable) -> bool:
     """Whether segments draw random numbers as torch does."""
     return all(isinstance(each.backward, Interpreted) for each in executable.compiled.segments.values())
 

@@ -41,7 +41,7 @@ Rows = Mapping[int, Sequence[bool]]
 
 
 @dataclass(slots=True, eq=False)
-class Told:
+class RowUse:
     """Which rows of a stacked output are used by those that say so, and the gradients that come from these."""
 
     rows: list[bool]
@@ -55,7 +55,7 @@ class Told:
         return torch.equal(functools.reduce(torch.add, self.grads), grad)
 
 
-def used_of(told: Mapping[int, Told], grads: Sequence[Tensor | None] | Mapping[int, Tensor | None]) -> Rows:
+def used_of(told: Mapping[int, RowUse], grads: Sequence[Tensor | None] | Mapping[int, Tensor | None]) -> Rows:
     """The rows that are used of outputs with these gradients, where that is known."""
     return {number: each.rows for number, each in told.items() if each.is_all_of(grads[number])}
 
@@ -78,7 +78,7 @@ def rows(
     found: tuple[Tensor, ...] = source.unbind(0)
     own = {id(row) for part in apart for row in _rows_of(found, part)}
     results = tuple(row.clone() if id(row) in own else row for row in found)
-    used, number = _told(source)
+    used, number = _row_use(source)
     if not found or found[0].grad_fn is None:
         return results
     if used is not None:
@@ -90,7 +90,7 @@ def rows(
     rolled = getattr(getattr(stacked.grad_fn, "node", stacked.grad_fn), "rolled", None)
     if given and rolled is not None and not (alone and number not in rolled.links.spread):
         shown = [each for part in given for each in _rows_of(results, part)]
-        watch = partial(_refuse_looked_at, [weakref.ref(each) for each in shown], rolled.executable.recurrence.where)
+        watch = partial(_refuse_hooks, [weakref.ref(each) for each in shown], rolled.executable.recurrence.where)
         found[0].grad_fn.register_prehook(watch)
     return results
 
@@ -99,7 +99,7 @@ def _rows_of(found: Sequence[Tensor], part: int | slice) -> Sequence[Tensor]:
     return found[part] if isinstance(part, slice) else (found[part],)
 
 
-def _refuse_looked_at(states: Sequence[weakref.ref[Tensor]], where: str, _: Sequence[Tensor | None]) -> None:
+def _refuse_hooks(states: Sequence[weakref.ref[Tensor]], where: str, _: Sequence[Tensor | None]) -> None:
     """Raise UnsupportedError where one of these has a hook, or retains its gradient: of what is made of it, no share is
     known."""
     there = [each for each in (state() for state in states) if each is not None]
@@ -111,7 +111,7 @@ def _refuse_looked_at(states: Sequence[weakref.ref[Tensor]], where: str, _: Sequ
         )
 
 
-def _told(stacked: Tensor) -> tuple[dict[int, Told] | None, int]:
+def _row_use(stacked: Tensor) -> tuple[dict[int, RowUse] | None, int]:
     """Where what made a value, a loop or ``collected``, is told which of its rows are used, and which of its results
     it is."""
     node = stacked.grad_fn
@@ -125,9 +125,9 @@ def _asks(operand: Tensor) -> bool:
     return bool(getattr(operand.grad_fn, "asks", False)) or _gathered(operand.grad_fn) is not None
 
 
-def note(used: dict[int, Told], number: int, also: Sequence[bool], grad: Tensor | None) -> None:
+def note(used: dict[int, RowUse], number: int, also: Sequence[bool], grad: Tensor | None) -> None:
     """Note rows that are used of a result, by someone from whom a gradient of it comes."""
-    told = used.setdefault(number, Told([False] * len(also)))
+    told = used.setdefault(number, RowUse([False] * len(also)))
     told.rows = [a or b for a, b in zip(told.rows, also, strict=True)]
     if grad is not None and all(grad is not each for each in told.grads):  # one of a loop that reads it twice
         told.grads.append(grad)
@@ -140,10 +140,10 @@ def one_by_one(outer: fx.Graph, loops: Mapping[str, object]) -> None:
             continue
         source: Any = node.args[0]
         if source.op == "call_function" and source.args and getattr(source.args[0], "target", None) in loops:
-            node.target, node.args = rows, (source, *_given(node, source), tuple(node.meta.get(APART, ())))
+            node.target, node.args = rows, (source, *_returned_rows(node, source), tuple(node.meta.get(APART, ())))
 
 
-def _given(node: fx.Node, source: fx.Node) -> tuple[tuple[Any, ...], bool]:
+def _returned_rows(node: fx.Node, source: fx.Node) -> tuple[tuple[Any, ...], bool]:
     """Which of the rows are results of the graph, and whether nothing else is made of their stack."""
     results = node.graph.output_node().all_input_nodes
     given = tuple(user.args[1] for user in node.users if user in results)
@@ -157,7 +157,7 @@ class _Gathered:
     """What a node of torch's that gathers rows is told of these, which lie in its first dimensions, of ``sizes``."""
 
     sizes: tuple[int, ...]
-    told: dict[int, Told] = field(default_factory=dict)
+    told: dict[int, RowUse] = field(default_factory=dict)
 
 
 _GATHERED = "reroll rows"
@@ -188,7 +188,7 @@ def collected(as_rows: bool, name: str, *args: Any) -> Tensor:
     if as_rows:
         metadata: Any = node.metadata  # which is a property
         metadata[_GATHERED] = gathered
-    told = [_told(source) for source in sources]
+    told = [_row_use(source) for source in sources]
     node.register_hook(partial(_hand_on, gathered.told, places.ravel(), ends, told))
     return made
 
@@ -218,10 +218,10 @@ def _sizes(source: Tensor) -> tuple[int, ...]:
 
 
 def _hand_on(
-    told: dict[int, Told],
+    told: dict[int, RowUse],
     places: npt.NDArray[np.int64],
     ends: Sequence[int],
-    sources: Sequence[tuple[dict[int, Told] | None, int]],
+    sources: Sequence[tuple[dict[int, RowUse] | None, int]],
     given: Sequence[Tensor | None],
     came: Sequence[Tensor | None],
 ) -> tuple[Tensor | None, ...]:
@@ -427,7 +427,7 @@ def differentiable_inputs(executable: Executable) -> Sequence[int]:
 
 def _telling(operand: Tensor, x: Slices, number: int, reached: Sequence[frozenset[int]]) -> Iterator[Telling]:
     """What tells the loop that made an operand, input ``number`` of a step, which of its rows are used here."""
-    used, result = _told(operand)
+    used, result = _row_use(operand)
     if used is None or x.dim != 0 or not _asks(operand):
         return
     also = [False] * operand.shape[0]
@@ -496,7 +496,7 @@ def look(
                 torch.randn_like(value) if n in changing and _is_real(value) else value for n, value in enumerate(real)
             ]
             wanted = needing(recurrence, differentiable)
-            first, second = (_looked_at(recurrence, values, wanted, live, own) for values in (real, made))
+            first, second = (_checked_function(recurrence, values, wanted, live, own) for values in (real, made))
     finally:
         set_device_states(devices)
     return Trial(first.differ or first.blurred or second.differ, first.reached)
@@ -527,7 +527,7 @@ class _Watching(fx.Interpreter):
         return super().run_node(n)
 
 
-def _looked_at(
+def _checked_function(
     recurrence: Recurrence, values: Sequence[Any], needing: Sequence[bool], live: frozenset[int], own: OwnNumbers
 ) -> Trial:
     """A function that adds something adds it to the gradients of what it is given."""

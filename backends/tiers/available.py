@@ -53,7 +53,7 @@ def free_memory(root: Path = _ROOT) -> int | None:
     leave, versions 1 and 2, and of the process's own limit of addresses (``ulimit -v``). None where no system says it.
     ``root`` is where ``/proc`` and ``/sys`` are.
     """
-    found = [*_told(root, "MemAvailable"), *_addresses(root)]
+    found = [*_limits(root, "MemAvailable"), *_addresses(root)]
     found += [left for group in _groups(root) if (left := _left(group)) is not None]
     return max(0, min(found)) if found else None
 
@@ -64,11 +64,11 @@ def total_memory(root: Path = _ROOT) -> int | None:
     None where no system says it. ``root`` is where ``/proc`` and ``/sys`` are.
     """
     limits = (_text(group / most).strip() for group in _groups(root) for most, _, _ in _LIMITS)
-    found = [*_told(root, "MemTotal"), *(int(limit) for limit in limits if limit.isdigit())]
+    found = [*_limits(root, "MemTotal"), *(int(limit) for limit in limits if limit.isdigit())]
     return min(found, default=None)
 
 
-def _told(root: Path, what: str) -> Iterator[int]:
+def _limits(root: Path, what: str) -> Iterator[int]:
     for line in _text(root / "proc/meminfo").splitlines():
         name, _, amount = line.partition(":")
         if name == what:

@@ -22,7 +22,7 @@ from reroll.capture.steps.operands import MIN_STEPS, Region, why_not
 from reroll.capture.steps.outer import Outer
 from reroll.capture.steps.search import covered, find_steps, repeats, with_more, worthwhile
 from reroll.capture.steps.step import Step
-from reroll.capture.structured_loops.regions import take_given
+from reroll.capture.structured_loops.regions import capture_structured_loops
 from reroll.errors import CaptureError
 from reroll.graph.editing import drop_dead
 from reroll.graph.effects import in_transform, is_random
@@ -57,7 +57,7 @@ def _capture(module: fx.GraphModule, *, maps: bool, depth: bool, iterations: boo
         reason = f"it contains a torch.func transform, at {where(transform)}"
         return Capture(module.graph, (), reason)
     try:
-        plain, given = take_given(module)
+        plain, given = capture_structured_loops(module)
         normal = normalise(module, plain)
     except CaptureError as error:
         reason = f"the graph cannot be brought to a normal form: {error}"

@@ -20,7 +20,7 @@ from reroll.capture.rows.hoist import copy_with_examples
 from reroll.capture.rows.peel import peel
 from reroll.errors import CaptureError
 from reroll.graph.effects import example, spelled
-from reroll.graph.fakes import apart_from_dynamo, fake_of, new_fake_mode
+from reroll.graph.fakes import fake_of, new_fake_mode, outside_dynamo
 from reroll.graph.layouts import Order, is_plain, lay_out, memory_order
 from reroll.graph.private import is_higher_order, is_of_users, storage_id
 from reroll.recurrence import Recurrence
@@ -74,7 +74,7 @@ def _layouts(outer: fx.Graph, recurrence: Recurrence) -> list[Layouts]:
     if all(map(is_plain, found[0])) and _is_plain_step(recurrence):
         return found
     mode = new_fake_mode()
-    with apart_from_dynamo(mode), recurrence.modes():
+    with outside_dynamo(mode), recurrence.modes():
         carries = [fake_of(mode, value) for value in values]
         operands = [fake_of(mode, value) for value in recurrence.examples]
         for _ in range(carried + 2):

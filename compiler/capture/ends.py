@@ -127,7 +127,7 @@ class _First:
             if not same and (forward := self._inlined(at, place)):
                 begin, matched, at = at - forward + 1, matched + 2, at - forward
                 continue
-            if same or self._begins(at, place) or self._is_given(at, place):
+            if same or self._begins(at, place) or self._is_same_node(at, place):
                 begin, matched = at, matched + 1
             elif len(self.moving) == period or not self._can_move(at):
                 break
@@ -156,7 +156,7 @@ class _First:
         self.sums[at] = (like, ago, {other: mine[1]})
         return True
 
-    def _is_given(self, at: int, place: int) -> bool:
+    def _is_same_node(self, at: int, place: int) -> bool:
         """Whether a node is one of the step but for inputs that it reads in place of what turns before have made."""
         node, like = self.sequence.nodes[at], self.step.node(place, 0)
         mine, others = self.sequence.operands[at], self.sequence.operands[self.step.region.start + place]

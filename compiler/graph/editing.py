@@ -43,7 +43,7 @@ def add_input(graph: fx.Graph, name: str, like: Tensor | None, names: tuple[str,
     return node
 
 
-def behind(graph: fx.Graph, operands: Iterable[fx.Node]) -> AbstractContextManager[Any]:
+def inserting_after(graph: fx.Graph, operands: Iterable[fx.Node]) -> AbstractContextManager[Any]:
     """New nodes go behind all of these, and behind the placeholders. Nodes that read them may need a ``sort``."""
     order = {node: at for at, node in enumerate(graph.nodes)}
     placeholders = graph.find_nodes(op="placeholder")

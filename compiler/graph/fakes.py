@@ -117,7 +117,7 @@ def new_fake_mode() -> FakeTensorMode:
 
 
 @contextmanager
-def apart_from_dynamo(mode: FakeTensorMode) -> Iterator[None]:
+def outside_dynamo(mode: FakeTensorMode) -> Iterator[None]:
     """Let torch know of this mode alone, as if Dynamo traced nothing around, and nobody had hooks on what autograd
     saves: those of torch.utils.checkpoint run the model again."""
     with tracing(TracingContext(mode)), saved_as_it_is():

@@ -42,9 +42,9 @@ class Replaying:
         budget = parse_budget(options.memory_budget)
         if isinstance(budget, int):
             return self._times(steps, budget // loops - self.beside, options) > self.work
-        return self._held(steps, self.replayed) <= _HALF * self._held(steps, self.kept)
+        return self._kept_bytes(steps, self.replayed) <= _HALF * self._kept_bytes(steps, self.kept)
 
-    def _held(self, steps: int, tape: int) -> int:
+    def _kept_bytes(self, steps: int, tape: int) -> int:
         return self.beside + -(-steps // self.segment) * tape
 
     def _times(self, steps: int, memory: int, options: Options) -> float:

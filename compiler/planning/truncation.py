@@ -91,7 +91,7 @@ def _checked(recurrence: Recurrence, peeled: Peeled | None, every: int) -> int:
     return peeled.before
 
 
-def detach_behind(graph: fx.Graph, recurrences: Sequence[Recurrence], every: int | None) -> None:
+def truncate_gradients(graph: fx.Graph, recurrences: Sequence[Recurrence], every: int | None) -> None:
     """Where gradients are cut between a recurrence and the next step of its loop, which is part of the graph around it,
     let that read the last carries without their gradients.
 

@@ -20,7 +20,7 @@ from functools import cache
 from operator import add, attrgetter
 
 from reroll.program.spelled import RUN_KINDS, Played
-from reroll.program.tally import Counted, Hold, Sizes, Tally, held, is_whole
+from reroll.program.tally import Counted, Hold, Sizes, Tally, is_whole, occupancy
 from reroll.schedules.machine import pieces
 
 Work = Callable[[str, int, bool, bool, bool], int]
@@ -211,7 +211,7 @@ class _Predicted:
 
 def memory(played: Sequence[Played], holding: Sequence[Hold], needs: Needs) -> Mapping[str, tuple[int, ...]]:
     """The bytes of each tier, "local" first, while each instruction of a program that is spelled out runs."""
-    units = {tier: tuple(each) for tier, each in held(len(played), holding).items()}
+    units = {tier: tuple(each) for tier, each in occupancy(len(played), holding).items()}
     besides = _besides(played, needs, _working(needs), {})
     return {**units, "local": tuple(map(add, units["local"], besides))}
 

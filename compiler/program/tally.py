@@ -108,7 +108,7 @@ def _last_uses(played: Sequence[Played]) -> tuple[list[int], dict[tuple[int, int
     return last, items
 
 
-def held(count: int, holding: Sequence[Hold]) -> dict[str, list[int]]:
+def occupancy(count: int, holding: Sequence[Hold]) -> dict[str, list[int]]:
     """The units of each tier, "local" first, while each of ``count`` instructions runs."""
     tiers = dict.fromkeys(["local", *(each.tier for each in holding)])
     changes = {tier: [0] * (count + 1) for tier in tiers}
@@ -201,7 +201,7 @@ class _Counter:
         """Of a graph that holds so many units of its first carry. What dies with a ``reverse`` is the carry that it
         gives to its part, which holds it from there on."""
         holding = list(holds(played, self.sizes, given))
-        units = held(len(played), holding)
+        units = occupancy(len(played), holding)
         local, dying = units["local"], defaultdict[int, int](int)
         for each in holding:
             dying[each.last] += each.units

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from reroll.capture.interpreter import LoopInterpreter
 from reroll.errors import PassError, RerollError, is_shortage
-from reroll.graph.fakes import apart_from_dynamo, fake_of, new_fake_mode
+from reroll.graph.fakes import fake_of, new_fake_mode, outside_dynamo
 from reroll.graph.nested import leaves_of
 from reroll.recurrence import Capture, Recurrence
 
@@ -93,7 +93,7 @@ def try_half(half: fx.GraphModule, name: str) -> None:
         values = [node.meta["val"] for node in half.graph.find_nodes(op="placeholder")]
     mode = next((value.fake_mode for value in values if hasattr(value, "fake_mode")), None)
     if mode is not None:
-        with apart_from_dynamo(mode), mode, torch.no_grad():
+        with outside_dynamo(mode), mode, torch.no_grad():
             _Trial(half, name, notes=True).run(*values)
 
 
@@ -121,7 +121,7 @@ def _shapes(found: Capture, module: nn.Module) -> Any:
     """What a graph with loops gives, without memory."""
     fake = partial(fake_of, mode := new_fake_mode())
     given = [fake(node.meta["example_value"]) for node in found.outer.find_nodes(op="placeholder")]
-    with apart_from_dynamo(mode), mode:
+    with outside_dynamo(mode), mode:
         return LoopInterpreter(module, found, once=True, held_as=fake).run(*given)
 
 
@@ -130,7 +130,7 @@ def try_step(step: fx.GraphModule, recurrence: Recurrence, name: str) -> list[An
     from reroll.segment.trace import step_examples, trace_mode  # Dynamo comes with it, which takes seconds to load
 
     mode = trace_mode()
-    with apart_from_dynamo(mode), recurrence.modes():
+    with outside_dynamo(mode), recurrence.modes():
         inputs: Sequence[Any] = step_examples(recurrence, mode)
         with mode, blamed_on(name, "a step that cannot run"):
             step.graph.lint()

@@ -65,7 +65,7 @@ def _check_keywords(machine: Machine, node: Node) -> None:
         refuse(node, "codec", found, "Give a tuple with one name for each tensor of the carry")
 
 
-def _given(machine: Machine, node: Node) -> Value:
+def _initial_carry(machine: Machine, node: Node) -> Value:
     """A program is given its first carry, a part also the gradient at its stop."""
     if len(machine.values) >= (2 if machine.inside else 1):
         found, remedy = "it is not the only first node", "A program has one placeholder, its first carry"
@@ -81,7 +81,7 @@ def _given(machine: Machine, node: Node) -> Value:
 def _play(machine: Machine, node: Node) -> Value:
     """Play one node."""
     if node.op == "placeholder":
-        return _given(machine, node)
+        return _initial_carry(machine, node)
     instruction = node.target if node.op == "call_function" else node.op
     arity, play = PLAYS.get(instruction, (0, None))
     if play is not None and machine.inside and instruction not in INSIDE:

@@ -171,7 +171,7 @@ def _counted(loop: Loop, found: Formula) -> dict[str, float]:
 
 def _on_top(loop: Loop) -> str:
     problem = loop.choice.problem
-    scratch, around = nbytes_text(loop.prediction.most.scratch), nbytes_text(loop.held_around)
+    scratch, around = nbytes_text(loop.prediction.most.scratch), nbytes_text(loop.outer_bytes)
     short = " They take the short last segment for as slow as a whole one." * bool(problem.steps % problem.segment)
     above = f"{scratch} for the running segment and {around} around it come on top."
     return f"Formulas count carries and tapes: {above}{short}"

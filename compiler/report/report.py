@@ -121,7 +121,7 @@ class Loop:
         return self.plan.prediction
 
     @property
-    def held_around(self) -> int:
+    def outer_bytes(self) -> int:
         """Bytes around the recurrence at its own peak."""
         return self.around.beside(self.prediction)
 

@@ -16,11 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from reroll.graph.editing import primals_and_tangents
-from reroll.graph.fakes import apart_from_dynamo, fake_of
+from reroll.graph.fakes import fake_of, outside_dynamo
 from reroll.graph.private import is_seeded, storage_id
 from reroll.recurrence import Items, Numbers, Recurrence, Slices, Slots
 from reroll.segment.joint.cells import WithoutUpdates
-from reroll.segment.joint.graph import joint_graph, looked_at
+from reroll.segment.joint.graph import joint_graph, operations_seen
 from reroll.segment.linear.cores import Core, candidates, cores
 from reroll.segment.linear.steps import LINEAR, run_steps
 from reroll.segment.sparsity import Fact, infer_carries
@@ -204,11 +204,11 @@ def step_examples(recurrence: Recurrence, mode: FakeTensorMode) -> list[Any]:
 def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
     """The functional joint graph of ``steps`` steps."""
     mode, carried, slots = trace_mode(), len(recurrence.carries), recurrence.slots(steps)
-    with apart_from_dynamo(mode), recurrence.modes(), WithoutUpdates():
+    with outside_dynamo(mode), recurrence.modes(), WithoutUpdates():
         fakes = trace_inputs(recurrence, mode, steps)
         together = linear_carries(recurrence) if recurrence.step.meta.get(LINEAR) and steps > 1 else ()
         run = _segment_function(recurrence, slots, together)
-        with mode, looked_at(recurrence.step) as look:
+        with mode, operations_seen(recurrence.step) as look:
             _settle_gradients(recurrence, fakes, slots)
             results = run(*fakes)
             shared = _shared(results[:carried], fakes)
@@ -309,7 +309,7 @@ def linear_carries(recurrence: Recurrence) -> Sequence[Core]:
     if not numbers or recurrence.random or recurrence.autocast:
         return ()
     mode = trace_mode()
-    with apart_from_dynamo(mode), recurrence.modes():
+    with outside_dynamo(mode), recurrence.modes():
         examples = step_examples(recurrence, mode)
         with mode:
             return cores(recurrence.step, examples, numbers)

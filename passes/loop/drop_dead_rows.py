@@ -70,7 +70,7 @@ def _look(graph: fx.Graph, recurrence: Recurrence) -> _Fewer:
     moved = dict[fx.Node, RowSteps]()
     for number in range(len(recurrence.carries), len(recurrence.carries) + len(recurrence.ys)):
         picks = [user for user in call.users if user.args[1] == number]
-        behind = _behind(picks, rows, reads)
+        behind = _row_chain(picks, rows, reads)
         readers = {user for node in behind for user in node.users if user not in behind}
         if not readers or not readers <= reads.keys():
             continue
@@ -115,7 +115,7 @@ def _of_each_step(rows: Rows, steps: int) -> bool:
     return rows.inner == 1 and rows.first == rows.shift and rows.last - rows.first == steps
 
 
-def _behind(
+def _row_chain(
     picks: Iterable[fx.Node], rows: Mapping[fx.Node, Rows], reads: Mapping[fx.Node, _Read]
 ) -> dict[fx.Node, None]:
     """An output, and what follows from it row by row before it is read."""

@@ -17,7 +17,7 @@ from torch import fx
 
 from reroll.capture.rows.hoist import add_examples, copy_with_examples, hoist
 from reroll.capture.rows.peel import RowEmitter, outer_emitter, peel
-from reroll.capture.rows.row_analysis import Illegal, rows_of, timed, unheld
+from reroll.capture.rows.row_analysis import Illegal, rows_of, rowwise_outputs, timed
 from reroll.capture.rows.row_rules import Rows
 from reroll.capture.rows.step_builder import StepBuilder
 from reroll.graph.editing import drop_dead
@@ -51,7 +51,7 @@ def _totals(graph: fx.Graph, recurrence: Recurrence) -> tuple[fx.Node, dict[fx.N
         for node in graph.nodes
         if mode.get(node) == mode[call] and (total := total_of(node, rows)) is not None
     }
-    gone = unheld(call, rows, totals)
+    gone = rowwise_outputs(call, rows, totals)
     kept = [total for node, total in totals.items() if any(gone[pick] & {*node.all_input_nodes} for pick in gone)]
     if not kept:
         raise Illegal("nothing need not be held")

@@ -13,7 +13,7 @@ def one_mode(graph: fx.Graph) -> bool:
     return len(set(modes(list(graph.nodes)))) == 1
 
 
-def operands_behind(recurrence: Recurrence, carry: int) -> set[int] | None:
+def reached_operands(recurrence: Recurrence, carry: int) -> set[int] | None:
     """The operands to which the gradient of a last carry flows.
 
     None unless the carry depends on itself: then that of each step before flows to them as well.

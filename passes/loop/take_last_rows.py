@@ -14,10 +14,10 @@ from torch import fx
 
 from reroll.capture.rows.hoist import copy_with_examples, row_read
 from reroll.capture.rows.peel import RowEmitter, outer_emitter
-from reroll.capture.rows.row_analysis import Illegal, is_pick, rows_of, timed, unheld
+from reroll.capture.rows.row_analysis import Illegal, is_pick, rows_of, rowwise_outputs, timed
 from reroll.capture.rows.row_rules import Rows
 from reroll.graph.effects import example, gradient_sources
-from reroll.passes.loop.gradient_reach import one_mode, operands_behind
+from reroll.passes.loop.gradient_reach import one_mode, reached_operands
 from reroll.passes.loop.reductions import total_of
 from reroll.passes.loop.rewrite import rewritten, where_legal
 from reroll.program.registry import register_pass
@@ -40,7 +40,7 @@ def _last_reads(graph: fx.Graph, recurrence: Recurrence) -> tuple[fx.Node, Mappi
     carried = _carried(recurrence)
     reads = dict(_reads(call, rows, recurrence.steps, carried))
     totals = [node for node in graph.nodes if total_of(node, rows) is not None]  # may be added up in the loop, next
-    gone = unheld(call, rows, {*reads, *totals})
+    gone = rowwise_outputs(call, rows, {*reads, *totals})
     behind = {node for nodes in gone.values() for node in nodes}
     taken = {node: at for node, at in reads.items() if row_read(node)[0] in behind}
     if not taken:
@@ -84,7 +84,7 @@ def _carried(recurrence: Recurrence) -> dict[int, int]:
 def _refuse_lost(graph: fx.Graph, call: fx.Node, recurrence: Recurrence, made: Mapping[fx.Node, fx.Node]) -> None:
     """Raise Illegal where an input would have no gradient that has one, of zeros, as all rows depend on it."""
     carried = _carried(recurrence)
-    behind = {carry: operands_behind(recurrence, carry) for carry in {*carried.values()}}
+    behind = {carry: reached_operands(recurrence, carry) for carry in {*carried.values()}}
 
     def inputs(node: fx.Node) -> Iterable[fx.Node]:
         if not is_pick(node, call):

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import fx
 
-from reroll.graph.editing import aten, behind, call, in_order, levels, reads_memory, sort
+from reroll.graph.editing import aten, call, in_order, inserting_after, levels, reads_memory, sort
 from reroll.graph.memory import origin
 from reroll.program.context import Context
 from reroll.program.registry import register_pass
@@ -60,7 +60,7 @@ def _join(graph: fx.Graph, members: Sequence[fx.Node]) -> None:
     places = places_of_rows(members[0])
     members, *columns = in_time([members, *([_operand(node, place) for node in members] for place in places)])
     first = members[0]
-    with behind(graph, [source for member in members for source in member.all_input_nodes]):
+    with inserting_after(graph, [source for member in members for source in member.all_input_nodes]):
         operands = list(first.args)
         for place, column in zip(places, columns, strict=True):
             operands[place] = concatenated(graph, column, 0)

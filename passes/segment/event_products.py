@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.graph.editing import aten, behind, call, primals_and_tangents, reads_memory, shape
+from reroll.graph.editing import aten, call, inserting_after, primals_and_tangents, reads_memory, shape
 from reroll.operations import of
 from reroll.program.context import Context
 from reroll.program.registry import register_pass
@@ -115,7 +115,7 @@ def _gather(graph: fx.Graph, node: fx.Node, rows: dict[fx.Node, fx.Node] | None)
     left, right = _operands(node)
     if rows is not None and not right.meta["val"].is_contiguous():
         if right not in rows:
-            with behind(graph, [right]):
+            with inserting_after(graph, [right]):
                 rows[right] = call(graph, ROWS, right)
         right = rows[right]
     bias = node.args[0] if node.target is aten.addmm.default else None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import fx
 
-from reroll.graph.editing import aten, behind, call, constants, deduplicate, reads_memory, shape
+from reroll.graph.editing import aten, call, constants, deduplicate, inserting_after, reads_memory, shape
 from reroll.program.context import Context
 from reroll.program.registry import register_pass
 from reroll.segment.products import concatenated, in_time, mask_unread, turned, within
@@ -103,7 +103,7 @@ def _merge(graph: fx.Graph, root: fx.Node, fixed: set[fx.Node], alone: bool) -> 
             merged.update(by_node[node].addend for node in nodes)
     if fewer:
         fewer += [addend for addend in addends if addend not in merged]
-        with behind(graph, fewer):
+        with inserting_after(graph, fewer):
             root.replace_all_uses_with(_total(graph, fewer))
 
 
@@ -127,7 +127,7 @@ def _operands(node: fx.Node) -> Sequence[fx.Node]:
 def _joined(graph: fx.Graph, nodes: list[fx.Node], views: Sequence[fx.Node]) -> fx.Node:
     """One node in the place of several, with the views that each of them had."""
     columns = in_time(list(zip(*map(_operands, nodes), strict=True)))
-    with behind(graph, [node for column in columns for node in column]):
+    with inserting_after(graph, [node for column in columns for node in column]):
         found = _KINDS[nodes[0].target].joined(graph, nodes[0], columns)
         for view in views:
             found = call(graph, view.target, found, *view.args[1:])

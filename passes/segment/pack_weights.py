@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.graph.editing import aten, behind, call, constants, reads_memory, shape
+from reroll.graph.editing import aten, call, constants, inserting_after, reads_memory, shape
 from reroll.program.context import Context
 from reroll.program.registry import register_pass
 from reroll.segment.ops import PACK, PACKED_EVENTS, PACKED_PRODUCT, PRODUCT, ROWS
@@ -60,7 +60,7 @@ def _pack(graph: fx.Graph, node: fx.Node, packed: dict[fx.Node, fx.Node]) -> Non
     """``node`` as a packed product. packed: the panels of weights so far."""
     bias, left, right = _operands(node)
     if right not in packed:
-        with behind(graph, [right]):
+        with inserting_after(graph, [right]):
             packed[right] = call(graph, PACK, right)
     columns = node.meta["val"].shape[1]
     with graph.inserting_before(node):

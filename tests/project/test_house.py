@@ -17,6 +17,7 @@ from sources import PACKAGES, ROOT, Function, Source, dotted, imported, line, so
 DEMO_LINES = 99
 NESTING = 4
 VAGUE = {"manager", "managers", "helper", "helpers", "util", "utils", "misc", "common"}
+UNUSUAL = {*["told", "given", "held", "behind", "apart", "together", "drawn", "spoken", "suited", "looked"]}
 
 # Private torch API lives in as few files as possible. Each use there carries the reason and the torch versions tried.
 PRIVATE_TORCH = (
@@ -85,6 +86,17 @@ def vague_names(source: Source) -> Iterator[str]:
     for node in source.nodes:
         if isinstance(node, (Function, ast.ClassDef)) and VAGUE & words(node.name):
             yield f"{source.path}:{node.lineno}: {node.name} is a name that says nothing"
+
+
+def unusual_names(source: Source) -> Iterator[str]:
+    """The product's names are terms of the field, not words that only their author understands."""
+    if source.folder not in PACKAGES:
+        return
+    if UNUSUAL & words(Path(source.path).stem):
+        yield f"{source.path}: no term of the field"
+    for node in source.nodes:
+        if isinstance(node, (Function, ast.ClassDef)) and UNUSUAL & words(node.name):
+            yield f"{source.path}:{node.lineno}: {node.name} is no term of the field"
 
 
 def bare_excepts(source: Source) -> Iterator[str]:
@@ -163,6 +175,7 @@ RULES = (
     long_demos,
     deep_nesting,
     vague_names,
+    unusual_names,
     bare_excepts,
     unfinished,
     wrong_imports,
@@ -197,6 +210,7 @@ MUTANTS: tuple[tuple[Rule, str, str, str], ...] = (
     (long_demos, "demos/a.py", "\n" * 99, "\n" * 100),
     (deep_nesting, "tests/a.py", nested(4), nested(5)),
     (vague_names, "tests/manage.py", "def helped(): ...\n", "class TapeManager: ...\n"),
+    (unusual_names, "compiler/plan.py", "def needed(): ...\n", "def held_bytes(): ...\n"),
     (bare_excepts, "tests/a.py", "try: ...\nexcept OSError: ...\n", "try: ...\nexcept: ...\n"),
     (unfinished, "tests/a.py", "x = 'TODO'\n", "x = 1  # TODO: more\n"),
     (wrong_imports, "tests/a.py", "import reroll\n", "import compiler.program\n"),

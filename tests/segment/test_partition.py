@@ -20,7 +20,7 @@ from reroll.errors import OptionError
 from reroll.segment.cut.late import make_late
 from reroll.segment.cut.partition import Cut, partition
 from reroll.segment.cut.policy import NO_POLICY, Policy
-from reroll.segment.cut.split_forward import outputs_apart
+from reroll.segment.cut.split_forward import without_outputs
 
 B, H = 4, 8
 FLOATS = 4 * B * H
@@ -237,7 +237,7 @@ def forward_of(step: Step, wide: int) -> fx.GraphModule:
 
 def test_what_only_outputs_need_is_a_graph_of_its_own() -> None:
     forward = forward_of(last_layer, WIDE)
-    parts = outputs_apart(forward, 1)
+    parts = without_outputs(forward, 1)
     assert parts is not None
     assert (done(parts.taping)["mm"], done(parts.rest)["mm"]) == (1, 1)
     given = [torch.randn(WIDE, WIDE), torch.randn(WIDE, WIDE)]
@@ -254,7 +254,7 @@ def test_what_only_outputs_need_is_a_graph_of_its_own() -> None:
     ids=["random numbers", "nothing is left", "too little to pay for a call"],
 )
 def test_a_forward_stays_whole(step: Step, wide: int) -> None:
-    assert outputs_apart(forward_of(step, wide), 1) is None
+    assert without_outputs(forward_of(step, wide), 1) is None
 
 
 # What a backward makes again of saved values comes right before its first use, where that holds less.

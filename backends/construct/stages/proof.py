@@ -161,7 +161,7 @@ class Proof:
         return self.how == "always" or (self.how == "first" and self.proved is None)
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """What was compared with what, how far it is off, and its price; or why nothing was. Empty if nothing is to."""
         if self.proved is None:
             return f"nothing: {self.missed}" if self.missed else ""
@@ -234,7 +234,7 @@ class Proof:
         if trials.differs:
             raise ProofError(f"{not_reproduced(trials)} Nothing was changed by this call. {_REMEDY}")
         what, why = _BOTH if expected.gradients else "values", self._why_values()
-        self.proved = Proved(what, error, time.process_time() - start, why, trials.told)
+        self.proved = Proved(what, error, time.process_time() - start, why, trials.summary)
         if self.how == "first":
             self.made, self.compiled = None, ()
         LOG.info("proved at %s: %s, off by %.0e at most, in %.2f CPU s", self.where, what, error, self.proved.seconds)
@@ -424,7 +424,7 @@ def shown_by(run: Run, args: Mapping[str, Any], written: Collection[str], proof:
     written = {*written, *(name for name, each in args.items() if _is_small(each))}
     others = {name: each for name, each in args.items() if name not in written and isinstance(each, Tensor)}
     versions = {name: version_of(each) for name, each in others.items()}
-    named = {name: _apart(each, name in written) for name, each in args.items()}
+    named = {name: _own_leaf(each, name in written) for name, each in args.items()}
     given = {name: each.clone() if name in written and each.requires_grad else each for name, each in named.items()}
     tensors = {each: name for name, each in named.items() if isinstance(each, Tensor)}
     leaves = {each: name for each, name in tensors.items() if each.requires_grad}
@@ -442,7 +442,7 @@ def _is_small(value: Any) -> bool:
     return alone and value.nbytes <= _SMALL
 
 
-def _apart(value: Any, written: bool) -> Any:
+def _own_leaf(value: Any, written: bool) -> Any:
     """A leaf of the same memory as an input, or of a copy."""
     if not isinstance(value, Tensor):
         return value

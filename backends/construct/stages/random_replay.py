@@ -29,7 +29,7 @@ _SIGMAS = 6
 
 
 @dataclass(slots=True)
-class Drawn:
+class RandomRecord:
     """What a run took from torch's generator, in order: seeds, and what operations gave that drew from it. ``unlike``:
     which operation has numbers of another distribution than torch's own, if one has."""
 
@@ -41,7 +41,7 @@ class Drawn:
 class Noting(Watching):
     """Notes what is drawn inside."""
 
-    def __init__(self, drawn: Drawn) -> None:
+    def __init__(self, drawn: RandomRecord) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.drawn = drawn
 
@@ -58,7 +58,7 @@ class Drawing(Watching):
     """Operations inside draw what was ``drawn``, all of it until ``end``. ``noise``: draws some roundings that are
     added to it. Raises UnsupportedError where something else is drawn."""
 
-    def __init__(self, drawn: Drawn, noise: torch.Generator | None = None) -> None:
+    def __init__(self, drawn: RandomRecord, noise: torch.Generator | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.drawn, self.noise = drawn, noise
         self.seeds, self.others = iter(drawn.seeds), iter(drawn.others)

@@ -157,11 +157,11 @@ class Takeover:
         return self.options.start == "eager" and not torch.is_grad_enabled() and not is_aside()
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """What was compared of compiled segments, once they were tried."""
         if self.lent:
             return "compiled segments are the forward halves of training"
-        return "" if self.trials is None else self.trials.told
+        return "" if self.trials is None else self.trials.summary
 
     def made(self, make: Callable[[Options], Made], present: Made | None = None) -> Made:
         """The program of the next call, ``present`` where that goes on. Where compiled segments are due and cannot be

@@ -23,7 +23,7 @@ from torch.fx.node import map_aggregate
 
 from reroll.backends.construct.kernels import results_of
 from reroll.backends.construct.plan import Built
-from reroll.backends.construct.stages.random_replay import Drawing, Drawn, Noting
+from reroll.backends.construct.stages.random_replay import Drawing, Noting, RandomRecord
 from reroll.backends.construct.stages.seen import (
     NOISES,
     SHORT,
@@ -113,7 +113,7 @@ class Trial:
 
     def _compare(self, start: int, operands: list[Tensor]) -> None:
         piece, operands = _piece(self.built, start, self.steps, operands)
-        drawn = Drawn() if piece.recurrence.random else None
+        drawn = RandomRecord() if piece.recurrence.random else None
         with random_numbers_kept() if drawn else nullcontext():
             made = _played(piece, operands, drawn)
             recurrence = replace(piece.recurrence, step=self.built.kernels.captured)
@@ -171,7 +171,7 @@ class Trials:
         )
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """What was compared, and how far it is off; why nothing was."""
         missed = [each for each in self.found.values() if each.missed]
         off, own = (max((getattr(each, of) for each in self.found.values()), default=0.0) for of in ("error", "own"))
@@ -217,7 +217,7 @@ def _piece(built: Built, start: int, steps: int, operands: list[Tensor]) -> tupl
     return Executable.of(piece, program, built.executable.compiled), found
 
 
-def _played(piece: Executable, operands: list[Tensor], drawn: Drawn | None) -> _Made:
+def _played(piece: Executable, operands: list[Tensor], drawn: RandomRecord | None) -> _Made:
     """What compiled segments give, and the gradients of the operands that any reach, for drawn incoming ones; ``drawn``
     notes the random numbers of their own."""
     recurrence, segment = piece.recurrence, piece.compiled.segments[piece.program.segment]
@@ -260,7 +260,7 @@ class _Reference:
     recurrence: Recurrence
     incoming: list[Tensor | None]
     wanted: list[int]
-    drawn: Drawn | None
+    drawn: RandomRecord | None
 
     def run(self, operands: Sequence[Tensor], *, wide: bool = False, noise: torch.Generator | None = None) -> _Made:
         """What they give, in float64 if ``wide``; with ``noise`` on random numbers."""

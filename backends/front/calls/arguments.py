@@ -27,7 +27,7 @@ class Call:
         """What a model makes of these arguments."""
         return model(*self.args, **self.kwargs)
 
-    def apart(self) -> tuple[Call, dict[int, Tensor]]:
+    def without_history(self) -> tuple[Call, dict[int, Tensor]]:
         """The call without what came before it: tensors with a history have one of their own, from a leaf of the same
         memory. Those leaves, by the identity of what is made of each."""
         old = {id(each): each for each in tensors_of((self.args, self.kwargs)) if has_history(each)}

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from reroll.backends.construct.kernels import Kernels, content, held
+from reroll.backends.construct.kernels import Kernels, attribute_content, content
 from reroll.backends.construct.plan import Built
 from reroll.backends.dynamo.entry import Graph
 from reroll.backends.front.recorded import Recording, ResultSlot
@@ -124,7 +124,7 @@ class _Writer:
             places[node] = place
             what: Any = None
             if node.op in ("get_attr", "call_module") and node.target not in self.loops:
-                what = held(attribute(module, node))
+                what = attribute_content(attribute(module, node))
                 what = Same(object()) if isinstance(what, Same) else what  # nothing is kept alive, and is like no other
             elif node.op != "placeholder":
                 what = node.target if isinstance(node.target, str) else Same(node.target)

@@ -37,7 +37,7 @@ from reroll.backends.front.python_state.outside import TakenError
 from reroll.backends.front.python_state.state import State
 from reroll.backends.front.python_state.state_cache import Reach
 from reroll.backends.front.recorded import AnotherAnswerError, RaisedError, Recorded, Recording
-from reroll.backends.processes.collectives import check_together
+from reroll.backends.processes.collectives import check_collectives
 from reroll.capture.capture import capture
 from reroll.capture.recorder.graph import TooManyError, Unrecordable
 from reroll.errors import ProofError, UnsupportedError, is_shortage, warn
@@ -145,7 +145,7 @@ class AtLength:
             self.sized.note(found.recurrences)
             found = self.steps.lifted(found)
             check_policy(found.recurrences, self.options)
-            check_together(found.recurrences, self.options)
+            check_collectives(found.recurrences, self.options)
             others = self.others.setdefault(_states(found), Others(self.known))
             if self.dynamic:
                 self._sample(call, found, others)
@@ -185,7 +185,7 @@ class AtLength:
         """What kernels of a call's record depend on beside the steps that they are made of: a function of the user's
         own may read whatever the model's code names, which is known once it has run."""
         key = self.reach.noted(self.model, call.args, call.kwargs)[1]
-        return Conditions((key.modes, repr(flags())), (key.held, self.recorded.applied()))
+        return Conditions((key.modes, repr(flags())), (key.readable, self.recorded.applied()))
 
     def _captured(self, module: fx.GraphModule) -> Capture:
         """The recurrences of a record; none where only blocks are, and gradients are to be cut over time."""

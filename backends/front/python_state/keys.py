@@ -56,7 +56,7 @@ class Described:
             return type(value), tuple(map(self, value))
         return Same(value)
 
-    def held(self, state: State) -> Any:
+    def contents(self, state: State) -> Any:
         """What objects and containers, closures and arrays of a state hold."""
         owners = [(type(value), self.items(attributes)) for value, attributes in state.objects]
         owners += [(type(value), self.items(content)) for value, content in state.containers]

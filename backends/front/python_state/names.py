@@ -63,7 +63,7 @@ class Spaces:
             found += [] if is_installed(code) else self._in_modules(code)
             yield from (each for each in found if not _is_module(each.value))  # their names were looked up already
             if not is_installed(code):
-                yield from self._in_held(code)
+                yield from self._in_object_modules(code)
 
     def read_by(self, ran: Iterable[types.FunctionType]) -> Iterator[Named]:
         """What stands for the names of functions that ran, but for what came before."""
@@ -111,7 +111,7 @@ class Spaces:
             modules += (each for name in read if _is_module(each := vars(module).get(name)) and each not in modules)
         return modules
 
-    def _in_held(self, function: types.FunctionType) -> Iterator[Named]:
+    def _in_object_modules(self, function: types.FunctionType) -> Iterator[Named]:
         new = [name for name in texts_and_names(function.__code__) if name not in self._read]
         self._read.update(dict.fromkeys(new))
         for module in self._held.values():

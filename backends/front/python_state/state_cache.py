@@ -70,7 +70,7 @@ class Reach:
         roots = words(model), tuple(map(words, args)), words.items(kwargs)
         tensors = tensors_in_words([value for value, *_ in state.tensors])
         asked = named.answers()
-        return state, Key(roots, own.key, words.held(given), named.described(words), tensors, modes(), asked)
+        return state, Key(roots, own.key, words.contents(given), named.described(words), tensors, modes(), asked)
 
     def _model(self, model: Any) -> _Own:
         if self._own is not None and self._own.holds(model):
@@ -106,7 +106,7 @@ class Key(NamedTuple):
     asked: Any
 
     @property
-    def held(self) -> Any:
+    def readable(self) -> Any:
         """All that code of the model may read but the arguments of a call, and sizes."""
         return self.own, self.named, self.modes, self.asked
 
@@ -122,12 +122,12 @@ class _Own:
         """By a walk that is over: it ``found`` what is in ``part``."""
         self.model, self.found = model, found
         self.places = placed("own", part)
-        self.key = Hashed(Described(self.places).held(part))
+        self.key = Hashed(Described(self.places).contents(part))
         self.modules = [each for each in part.reached if is_a(each, nn.Module)]
         self.tensors = [weakref.ref(value) for value, *_ in part.tensors]
         self.identities = [id(value) for value, *_ in part.tensors]
         numbers = {identity: number for number, identity in enumerate(self.identities)}
-        apart = [*_held_apart(part.reached), *(value for value, _ in part.objects)]
+        apart = [*_not_in_modules(part.reached), *(value for value, _ in part.objects)]
         self.fixed = {numbers[id(value)] for value in apart if is_a(value, Tensor)}
         self.with_attributes = {numbers[id(value)] for value, _ in part.objects if is_a(value, Tensor)}
         self.arrays = [value for value, _ in part.arrays if _is_large(value)]
@@ -193,7 +193,7 @@ class _Own:
         return True
 
 
-def _held_apart(reached: Sequence[Any]) -> Iterator[Any]:
+def _not_in_modules(reached: Sequence[Any]) -> Iterator[Any]:
     """What anything holds but a module by itself: as an attribute, a parameter or a buffer."""
     modules = [each for each in reached if is_a(each, nn.Module)]
     own = {id(vars(each).get(name)) for each in modules for name in ("_parameters", "_buffers")}  # torch.jit has none
@@ -244,7 +244,7 @@ class _Named:
         """The part in words; they are other ones where what it ``met`` is at other places."""
         met = tuple(map(words, self.met))
         if self._key is None or self._key[0] != met:
-            self._key = met, Hashed(words.held(self.part))
+            self._key = met, Hashed(words.contents(self.part))
         return self._key[1]
 
 

@@ -67,7 +67,9 @@ def is_pick(node: fx.Node, call: fx.Node) -> bool:
     return node.target is operator.getitem and node.args[0] is call
 
 
-def unheld(call: fx.Node, rows: Mapping[fx.Node, Rows], readers: Container[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
+def rowwise_outputs(
+    call: fx.Node, rows: Mapping[fx.Node, Rows], readers: Container[fx.Node]
+) -> dict[fx.Node, set[fx.Node]]:
     """The stacked outputs of which nobody but some ``readers`` reads more than rows, with all that follows from each.
 
     None of these is held for all steps where the readers are given what they need in another way.

@@ -70,7 +70,7 @@ def _taken(rows: Rows, **changes: Any) -> Rows:
     return replace(rows, **{"spread": (), "sizes": None, "passes": None, **changes})
 
 
-def _together(rows: Mapping[fx.Node, Rows], dims: Mapping[fx.Node, int], width: int) -> Rows | None:
+def _joint_rows(rows: Mapping[fx.Node, Rows], dims: Mapping[fx.Node, int], width: int) -> Rows | None:
     """Operands that are read row by row, each with as many dimensions to come before its own as ``dims`` says."""
     timed = [_taken(rows[n], dim=rows[n].dim + dims[n]) for n in dims if n in rows]
     like = timed[0]
@@ -94,7 +94,7 @@ def pointwise(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
     tensors, out = [n for n in node.all_input_nodes if example(n) is not None], len(shape(node))
     if example(node) is None or any(n in rows and n not in tensors for n in node.all_input_nodes):
         return None
-    return _together(rows, {n: out - len(shape(n)) for n in tensors}, width=1)
+    return _joint_rows(rows, {n: out - len(shape(n)) for n in tensors}, width=1)
 
 
 def updated(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
@@ -239,7 +239,7 @@ def _cat(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
     dim = argument(node, 1, "dim", 0) % rank
     like = rows[timed[0]]
     if dim != like.dim:
-        return _together(rows, dict.fromkeys(items, 0), width=0)
+        return _joint_rows(rows, dict.fromkeys(items, 0), width=0)
     sizes = [shape(item)[dim] for item in items]
     if len(timed) > 1 or any(size % like.inner for size in sizes):
         return None
@@ -253,7 +253,7 @@ def _stack(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
     items: Any = node.args[0]
     if not all(isinstance(item, fx.Node) for item in items):
         return None
-    made = _together(rows, dict.fromkeys(items, 0), width=0)
+    made = _joint_rows(rows, dict.fromkeys(items, 0), width=0)
     dim = argument(node, 1, "dim", 0) % (len(shape(items[0])) + 1)
     return made and replace(made, dim=made.dim + (1 if dim <= made.dim else 0))
 

@@ -13,7 +13,7 @@ from torch import fx
 from reroll.capture.folded import Gapped
 from reroll.capture.steps.modules import modules_of
 from reroll.capture.steps.node_hash import Likeness
-from reroll.capture.steps.numbers import drawn, filled, fills, is_rate, promoted
+from reroll.capture.steps.numbers import draw_with_rate, filled, fills, is_rate, promoted
 from reroll.capture.steps.operands import Carried, Inner, ItemsOf, Moving, Operand
 from reroll.capture.steps.outer import Outer
 from reroll.capture.steps.step import SliceOf, Step, tensor_of
@@ -237,7 +237,7 @@ class _Builder:
         leaves = self.step.sequence.operands[self.step.region.start + place]
         new = [self._leaf(leaf, operand) for leaf, operand in zip(leaves, operands, strict=True)]
         if number is not None and is_rate(node, operands.index(number)):
-            return drawn(self.graph, node, new)
+            return draw_with_rate(self.graph, node, new)
         if number is not None:
             new = self._settled(node, new, number)
         args, kwargs = rebuild(node, new)

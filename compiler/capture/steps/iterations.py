@@ -136,12 +136,12 @@ def _loop(step: Step, others: Sequence[Step]) -> _Loop | None:
     stop = min((each.region.start for each in alike if each.region.start >= region.stop), default=len(nodes))
     before = [line for line in _lines(nodes[start : region.start]) if line in known]
     behind = [node for node in nodes[region.stop : stop] if known & {*_lines([node])}]
-    if (start and before) or (stop < len(nodes) and behind) or not all(_apart(step, each) for each in alike):
+    if (start and before) or (stop < len(nodes) and behind) or not all(_of_two_loops(step, each) for each in alike):
         return None
     return _Loop(tuple(map(statements_of, inside)), tuple(places), tuple(lines), tuple(before), tuple(behind))
 
 
-def _apart(step: Step, other: Step) -> bool:
+def _of_two_loops(step: Step, other: Step) -> bool:
     """Whether steps of the same lines are those of two loops: both have all of them, and the states of the second do
     not begin with what the first makes. The loops of the layers of a stack are such."""
     first, second = sorted((step, other), key=lambda each: each.region.start)

@@ -214,7 +214,7 @@ def _trains(node: fx.Node) -> bool:
     return training is True and not given.get("inplace", False) and example(given.get("input")) is not None
 
 
-def drawn(graph: fx.Graph, node: fx.Node, leaves: list[Any]) -> fx.Node:
+def draw_with_rate(graph: fx.Graph, node: fx.Node, leaves: list[Any]) -> fx.Node:
     """The same draw with a rate that is a tensor; ``leaves``: the new operands of the draw that ``node`` was."""
     if node.target is out_of_place:
         return _mask(graph, node, leaves[2], leaves[3])

@@ -30,7 +30,7 @@ from reroll.recurrence import Recurrence
 _REGION, _SCAN = torch.ops.higher_order.invoke_subgraph, torch.ops.higher_order.scan
 
 
-def take_given(module: fx.GraphModule) -> tuple[fx.Graph, tuple[Recurrence, ...]]:
+def capture_structured_loops(module: fx.GraphModule) -> tuple[fx.Graph, tuple[Recurrence, ...]]:
     """The graph, with numbers for symbolic sizes and calls of its given loops in their places, and these loops."""
     taking = _Taking(module, concrete(module.graph), rolled=True)
     return taking.run(), tuple(taking.emitter.recurrences)
@@ -56,7 +56,7 @@ class _Taking:
 
     def run(self) -> fx.Graph:
         """The new graph; the old one if nothing is given in it."""
-        if not any(self._is_given(node) for node in self.graph.nodes):
+        if not any(self._is_structured_loop(node) for node in self.graph.nodes):
             return self.graph
         old = fx.Graph()
         old.output(old.graph_copy(self.graph, {}))
@@ -67,12 +67,12 @@ class _Taking:
         for node in old.nodes:
             if node.op == "output":
                 self.emitter.graph.output(fx.map_arg(node.args[0], self._new))
-            elif self._is_given(node):
+            elif self._is_structured_loop(node):
                 grad, regions = mode_of[node]
                 self.emitter.source = node
                 self.emitter.mode = (grad and self.around[0], (*self.around[1], *regions))
                 self.env[node] = self._replaced(node)
-            elif node.target is operator.getitem and self._is_given(node.all_input_nodes[0]):
+            elif node.target is operator.getitem and self._is_structured_loop(node.all_input_nodes[0]):
                 self._pick(node)
             else:
                 self.env[node] = self.emitter.graph.node_copy(node, self._new)
@@ -81,7 +81,7 @@ class _Taking:
     def _new(self, old: fx.Node) -> Any:
         return self.env[old]
 
-    def _is_given(self, node: fx.Node) -> bool:
+    def _is_structured_loop(self, node: fx.Node) -> bool:
         if node.op != "call_function" or (self.raw and node.target is not _REGION):
             return False
         return node.target in (_REGION, _SCAN) or _is_layer(node)

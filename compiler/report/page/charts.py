@@ -122,7 +122,7 @@ def schedule(trace: Timeline, unit: str = "step") -> Markup:
     what a step is called."""
     x, y = time_scale(trace), steps_scale(0, trace.steps)
     label = f"Which of the {trace.steps:,} {unit}s run when: forward, run again up to {trace.depth} times, backward."
-    return panel([turn(trace), *_drawn(trace.events, trace.stays, x, y)], placed(y), label, 340, placed(x))
+    return panel([turn(trace), *_activity_paths(trace.events, trace.stays, x, y)], placed(y), label, 340, placed(x))
 
 
 def closer(trace: Timeline) -> Markup:
@@ -138,10 +138,10 @@ def closer(trace: Timeline) -> Markup:
         if stay.step >= y.low and stay.begin - first < x.high and stay.end > first
     ]
     label = f"The first {len(shown)} segments after the turn, over steps {y.low:,} to {y.high:,}."
-    return panel(_drawn(events, stays, x, y), placed(y), label, 300, placed(x))
+    return panel(_activity_paths(events, stays, x, y), placed(y), label, 300, placed(x))
 
 
-def _drawn(events: Sequence[Event], stays: Sequence[Stay], x: Scale, y: Scale) -> list[Markup]:
+def _activity_paths(events: Sequence[Event], stays: Sequence[Stay], x: Scale, y: Scale) -> list[Markup]:
     """Stays, then segments, as one path for each tier and kind."""
     strokes: dict[str, list[str]] = {kind: [] for kind in ("tape", "advance", "recompute", "backward")}
     for event in events:

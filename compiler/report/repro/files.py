@@ -70,7 +70,7 @@ def _file(report: Report, name: str, about: str, functions: Sequence[Callable[..
     loops = _all_loops(report)
     if not loops:
         raise UnsupportedError(f"There is no loop to write: no recurrence was found ({report.reason}).")
-    options, source = given_options(loops[0].options), Source()
+    options, source = changed_options(loops[0].options), Source()
     shared = len(loops) > 1 and options.get("memory_budget", "auto") != "auto"
     classes = [
         LoopSource(each.captured or each.recurrence, f"Loop{n}", source, _share(each) if shared else None)
@@ -114,7 +114,7 @@ def _own_passes(options: Options) -> Iterator[str]:
         yield f"# The code of passes is not written. Register {', '.join(own)} here, or take them out of OPTIONS."
 
 
-def given_options(options: Options) -> dict[str, Any]:
+def changed_options(options: Options) -> dict[str, Any]:
     """The options that are not as by default, as keywords; a folder is left out, as another machine has not got it.
 
     Raises UnsupportedError for those that a file cannot say, or cannot compare.

@@ -179,7 +179,7 @@ class _Builder:
 
     def schedule(self, extra: float) -> TwoLevel:
         """The schedule of all segments, the first carry in the slow tier."""
-        return TwoLevel(self._kept(self._behind(0, self.problem.slow)), extra, self.problem.fast, self.slow)
+        return TwoLevel(self._kept(self._after_carry(0, self.problem.slow)), extra, self.problem.fast, self.slow)
 
     def _least(self, runs: int) -> int:
         """The segments of a piece with so many extra runs that have less than the largest slope."""
@@ -200,9 +200,9 @@ class _Builder:
         if not self.again[runs + 1]:
             return Piece(self._length(runs), 1, 0)
         self.again[runs + 1] -= 1
-        return self._kept([self._piece(runs + 1, free), *self._behind(runs, free)])
+        return self._kept([self._piece(runs + 1, free), *self._after_carry(runs, free)])
 
-    def _behind(self, runs: int, free: int) -> list[Piece]:
+    def _after_carry(self, runs: int, free: int) -> list[Piece]:
         """Behind the part of a run's own carry: pieces of new slow carries, then one that is reversed at once."""
         found = []
         while self.new[runs + 1] and free:

@@ -37,7 +37,7 @@ class InTwo:
     results: tuple[int, ...]
 
 
-def outputs_apart(forward: fx.GraphModule, outputs: int) -> InTwo | None:
+def without_outputs(forward: fx.GraphModule, outputs: int) -> InTwo | None:
     """A forward in two, so that its saved values can be made without its ``outputs``; None where that saves little, or
     where what the outputs alone need does more than compute: it draws random numbers, or runs a function of the user's.
 

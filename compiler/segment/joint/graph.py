@@ -231,7 +231,7 @@ class SeenOperations(Watching):
 
 
 @contextmanager
-def looked_at(step: fx.GraphModule) -> Iterator[SeenOperations]:
+def operations_seen(step: fx.GraphModule) -> Iterator[SeenOperations]:
     """Look at runs of a step inside. What a step does that calls functions which no mode sees through is hidden; such
     runs are not looked at."""
     look = SeenOperations()

@@ -105,7 +105,7 @@ class Forms:
             self.found[call] = form
 
     def _form(self, call: fx.Node) -> Form | None:
-        parts = taken_apart(call, self.values)
+        parts = decomposed(call, self.values)
         if parts is None:
             return None
         inner = {node: self.found[source] for node, source in parts.inputs.items() if source in self.found}
@@ -212,7 +212,7 @@ class Forms:
     def _of_source(self, source: fx.Node, axes: Axes) -> Factors | None:
         if source in self.of_state:
             return None
-        parts = taken_apart(source, self.values) if _may_be_outer(source, self.values) else None
+        parts = decomposed(source, self.values) if _may_be_outer(source, self.values) else None
         found = self._factors(parts.result, axes, parts) if parts else None
         if found is not None:
             return found
@@ -229,7 +229,7 @@ class Parts:
     result: fx.Node
 
 
-def taken_apart(call: fx.Node, values: Mapping[fx.Node, Any]) -> Parts | None:
+def decomposed(call: fx.Node, values: Mapping[fx.Node, Any]) -> Parts | None:
     """The ATen operations of one call; None for one that may have a gradient of its own, and of several results."""
     if call.op not in ("call_function", "call_method") or not of(call.target).linear or str(call.target).endswith("_"):
         return None

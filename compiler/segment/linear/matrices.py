@@ -141,10 +141,10 @@ class Chunk:
     def _in_all(self, factor: Factor) -> Any:
         """A factor in all steps, made once: so its gradients of all uses are added up before they go to the steps."""
         if factor not in self.made:
-            self.made[factor] = factor.value(self._given(factor.source), self.core.sizes)
+            self.made[factor] = factor.value(self._source_matrix(factor.source), self.core.sizes)
         return self.made[factor]
 
-    def _given(self, source: fx.Node | float) -> Any:
+    def _source_matrix(self, source: fx.Node | float) -> Any:
         """What a source is in all steps, in the type of the state; once where it is the same in all."""
         given = [values[source] for values in self.steps] if isinstance(source, fx.Node) else [source]
         if not isinstance(given[0], Tensor):

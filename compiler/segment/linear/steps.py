@@ -90,12 +90,12 @@ class _Run:
                 self._step(t, nodes)
             for core in cores:
                 self._core(core)
-        ends = [self.last.get(number, self._given(-1, number)) for number in range(len(self.carries))]
+        ends = [self.last.get(number, self._source_at(-1, number)) for number in range(len(self.carries))]
         outputs = range(len(self.carries), len(self.after))
-        ys = [[self._given(t, number) for number in outputs] for t in range(len(self.runs))]
+        ys = [[self._source_at(t, number) for number in outputs] for t in range(len(self.runs))]
         return ends, ys
 
-    def _given(self, t: int, number: int) -> Any:
+    def _source_at(self, t: int, number: int) -> Any:
         value = self.after[number]
         return self.runs[t].env.get(value) if isinstance(value, fx.Node) else value
 
@@ -104,7 +104,7 @@ class _Run:
         for node in nodes:
             if node in self.places:
                 number = self.places[node]
-                run.env[node] = self._given(t - 1, number) if t else self.carries[number]
+                run.env[node] = self._source_at(t - 1, number) if t else self.carries[number]
             elif node not in run.env:
                 run.env[node] = run.run_node(node)
 

@@ -18,7 +18,7 @@ import reroll
 from reroll import RerollWarning
 from reroll.backends.cache import entries
 from reroll.backends.cache.entries import USES, find, keep
-from reroll.backends.cache.traces import KIND, recall, remember, told
+from reroll.backends.cache.traces import KIND, recall, remember, trace_text
 from reroll.segment.trace import trace
 from six_inputs import six_inputs
 
@@ -79,7 +79,7 @@ def test_whole_bytes_that_are_no_trace_are_ignored(folder: Path) -> None:
     remember("a key", made)
     found = recall("a key")
     assert found is not None
-    assert told(found) == told(made)
+    assert trace_text(found) == trace_text(made)
     assert the_file(folder).stat().st_size > 1_000
 
 

@@ -14,7 +14,7 @@ from reroll.backends.cache import table
 from reroll.backends.cache.entries import Unkept
 from reroll.backends.cache.steps import tensor_text
 from reroll.backends.cache.table import BROKEN, read_back, written
-from reroll.backends.cache.traces import told
+from reroll.backends.cache.traces import trace_text
 from reroll.graph.private import storage_id
 from reroll.segment.trace import Traced, trace, trace_mode
 from six_inputs import six_inputs
@@ -32,7 +32,7 @@ def last_call(traced: Traced) -> Any:
 def test_a_trace_is_text_and_comes_back_the_same(traced: Traced) -> None:
     payload = written(traced)
     assert set(json.loads(payload)) == {"nodes", "parts", "memories"}
-    assert told(read_back(payload, trace_mode())) == told(traced)
+    assert trace_text(read_back(payload, trace_mode())) == trace_text(traced)
 
 
 VALUES: tuple[Any, ...] = (

@@ -25,7 +25,7 @@ from captured import captured
 from networks import RecurrentLIF, spikes
 from reroll.backends.cache import settings, traces
 from reroll.backends.cache.entries import UNKEPT
-from reroll.backends.cache.traces import recall, remember, told, trace_key
+from reroll.backends.cache.traces import recall, remember, trace_key, trace_text
 from reroll.backends.construct.kernels import prepared
 from reroll.recurrence import Recurrence, Slices
 from reroll.segment.trace import trace
@@ -128,7 +128,7 @@ def test_what_is_read_back_is_the_same(name: str) -> None:
     made = prepared(recurrence, 4, "inductor")
     found = recall(key)
     assert found is not None, UNKEPT
-    assert told(found) == told(made)
+    assert trace_text(found) == trace_text(made)
     assert (found.facts, found.reaches, found.tangents) == (made.facts, made.reaches, made.tangents)
 
 

@@ -34,7 +34,7 @@ def test_statistics_of_batches_around_a_loop(options: dict[str, Any]) -> None:
     net, x = Normed().to(D), torch.randn(31, 3, 4, dtype=D)
     model = torch.compile(net, backend="reroll", options={"lowering": "eager", **options})
     (loop,) = reroll.explain(model, x).loops
-    assert loop.held_around > 0
+    assert loop.outer_bytes > 0
     reroll.check(model, x, strict=True, measure=False)
 
 
@@ -84,7 +84,7 @@ def test_another_batch_whose_size_dynamo_makes_an_input(options: dict[str, Any])
     for batch in (3, 5, 7):
         x = torch.randn(31, batch, 4, dtype=D)
         reroll.check(model, x, strict=True, measure=False)
-        assert reroll.explain(model, x).loops[0].held_around > 0
+        assert reroll.explain(model, x).loops[0].outer_bytes > 0
 
 
 @pytest.mark.parametrize("schedule", ["standard", "store_all"])

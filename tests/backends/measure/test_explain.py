@@ -180,19 +180,19 @@ def test_a_budget_is_shared_by_the_recurrences_of_a_graph(budget: int) -> None:
     x = torch.randn(40, 4, 5)
     report = reroll.explain(compiled(Twice(), memory_budget=budget), x)
     first, second = report.loops
-    assert first.budget == budget - first.held_around >= first.prediction.peak
-    assert second.budget == budget - second.held_around - first.prediction.turned >= second.prediction.peak
+    assert first.budget == budget - first.outer_bytes >= first.prediction.peak
+    assert second.budget == budget - second.outer_bytes - first.prediction.turned >= second.prediction.peak
     assert report.predicted_peak <= budget
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_budget_that_is_a_part_of_plains_counts_what_is_around(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     (loop,) = reroll.explain(compiled(RecurrentLIF(6, 7, 2)), spikes(20, 3, 6)).loops
-    whole = loop.held_around + loop.plain().peak("local")
+    whole = loop.outer_bytes + loop.plain().peak("local")
     monkeypatch.setattr("reroll.backends.dynamo.plain.plain_peak", lambda *_: whole if known else None)
     with nullcontext() if known else pytest.warns(reroll.RerollWarning, match="is a fraction of what reroll would"):
         (loop,) = reroll.explain(compiled(RecurrentLIF(6, 7, 2), memory_budget=0.75), spikes(20, 3, 6)).loops
-    assert loop.budget == int(0.75 * whole) - loop.held_around >= loop.prediction.peak
+    assert loop.budget == int(0.75 * whole) - loop.outer_bytes >= loop.prediction.peak
 
 
 def test_no_recurrence_is_explained() -> None:

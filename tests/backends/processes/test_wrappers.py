@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import reroll
-from reroll.backends.processes.collectives import Together
+from reroll.backends.processes.collectives import Agreement
 from reroll.backends.runtime.run import Run
 from speaking import Speaking, in_place, mean
 from trained import WIDTH, GatedReader, reversals, through_backend, through_front
@@ -153,7 +153,7 @@ def sent(operation: Any) -> int:
     recurrence: Any = SimpleNamespace(step=half, examples=(), where="")
     program: Any = SimpleNamespace(graphs=())
     segment: Any = SimpleNamespace(forward_graph=half, backward_graph=None)
-    found = Together.of(recurrence, program, {2: segment})
+    found = Agreement.of(recurrence, program, {2: segment})
     assert found is not None
     return found.digest
 

@@ -40,8 +40,8 @@ def segment(
         output_examples=(),
         forward_graph=fx.GraphModule({}, fx.Graph()),
         backward_graph=None,
-        given_forward=ExtraOperands(),
-        given_backward=ExtraOperands(),
+        extra_forward=ExtraOperands(),
+        extra_backward=ExtraOperands(),
         products=products or {},
     )
 

@@ -172,7 +172,7 @@ def note_proofs() -> None:
 
     def noting(self: Proof, *args: Any) -> None:
         prove(self, *args)
-        PROVED.append(self.told)
+        PROVED.append(self.summary)
 
     Proof.prove = noting  # type: ignore[method-assign, assignment]
 

@@ -472,7 +472,7 @@ def test_what_torch_refuses_to_go_backward_through_is_compared_with_copies(
     assert proof.proved is not None
     assert proof.proved.what == "values and gradients"
     assert proof.whole
-    assert "gradients are those of torch where it saves copies" in proof.told
+    assert "gradients are those of torch where it saves copies" in proof.summary
     monkeypatch.setattr(Executable, "passed_on", lambda _, grads, __: [None] * len(grads))
     with pytest.raises(reroll.ProofError, match=r"gradient of .* off"):
         through(door, model)(x)
@@ -505,7 +505,7 @@ def test_what_a_disk_has_no_room_for_is_proved_step_by_step(door: str, monkeypat
     (proof,) = found
     assert proof.proved is not None
     assert (proof.proved.what, proof.proved.error < 1e-14, proof.whole) == ("values and gradients", True, False)
-    assert "run step by step" in proof.told
+    assert "run step by step" in proof.summary
     lose_a_gradient(monkeypatch)
     with pytest.raises(reroll.ProofError, match=r"gradient of (cell\.)?\w+: .* off"):
         step(door)
@@ -530,4 +530,4 @@ def test_values_alone_are_proved_where_steps_have_no_room_either(
     (proof,) = found
     assert proof.proved is not None
     assert proof.proved.what == "values"
-    assert "gradients were not compared, as there is no room" in proof.told
+    assert "gradients were not compared, as there is no room" in proof.summary

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import reroll
 from networks import Deciding
 from reroll.backends.construct.plan import Built
-from reroll.backends.construct.stages.random_replay import Drawing, Drawn
+from reroll.backends.construct.stages.random_replay import Drawing, RandomRecord
 from reroll.backends.construct.stages.trial import Trials
 from reroll.backends.dynamo.entry import Graph
 from reroll.backends.inductor.lower import Interpreted
@@ -178,7 +178,7 @@ def test_what_is_right_is_found_to_be(name: str, dtype: torch.dtype, monkeypatch
     assert (trial.differs, trial.missed, trial.tried) == ("", "", {"middle", "end"})
     assert trial.error < 100 * torch.finfo(dtype).eps
     given = ", given the random numbers that they drew" if name == "random" else ""
-    assert trials.told.startswith(f"compiled segments are those of float64 on the values of a call{given}: off by ")
+    assert trials.summary.startswith(f"compiled segments are those of float64 on the values of a call{given}: off by ")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_what_is_wrong_is_found(
         return moved
 
     trials = tried(name, torch.float32, monkeypatch, off(half, number, change))
-    assert "compiled steps from step" in trials.differs, trials.told
+    assert "compiled steps from step" in trials.differs, trials.summary
 
 
 @pytest.mark.parametrize("name", ["spiking", "random", "autocast"])
@@ -211,7 +211,7 @@ def test_half_precision_is_compared_with_float64(
     """What is right is found to be, what is far off is not."""
     dtype = torch.float32 if name == "autocast" else torch.bfloat16
     trials = tried(name, dtype, monkeypatch, off(half, 0, lambda value: value * factor))
-    assert bool(trials.differs) is (factor != 1), trials.told
+    assert bool(trials.differs) is (factor != 1), trials.summary
     (trial,) = trials.found.values()
     assert not trial.missed
     assert trial.own > 1e-3
@@ -229,7 +229,7 @@ def test_numbers_of_compiled_code_are_made_again() -> None:
     torch.manual_seed(7)
     found = torch.compile(drawing)(x)
     torch.manual_seed(7)
-    drawn = Drawn(torch.randint(-(1 << 63), (1 << 63) - 1, seeds.shape).tolist())
+    drawn = RandomRecord(torch.randint(-(1 << 63), (1 << 63) - 1, seeds.shape).tolist())
     with in_parts(), Drawing(drawn) as again:
         expected = drawing(x)
     again.end()
@@ -243,13 +243,13 @@ def test_a_mask_of_another_rate_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     parts = decompositions()
     other = {aten.native_dropout.default: lambda x, rate, _: parts[aten.native_dropout.default](x, rate + 0.2, True)}
     monkeypatch.setattr("reroll.backends.construct.stages.random_replay._parts", lambda: {**parts, **other})
-    drawn = Drawn([3])
+    drawn = RandomRecord([3])
     with in_parts(), Drawing(drawn):
         nn.functional.dropout(torch.ones(1000), 0.3)
     assert drawn.unlike == "native_dropout"
 
 
-def twice(drawn: Drawn) -> None:
+def twice(drawn: RandomRecord) -> None:
     with Drawing(drawn) as drawing:
         torch.rand(4), torch.rand(4)
     drawing.end()
@@ -257,7 +257,11 @@ def twice(drawn: Drawn) -> None:
 
 def test_numbers_that_were_not_drawn_cannot_be_compared() -> None:
     """Of too few seeds, of too many, of another operation."""
-    for drawn in (Drawn([3]), Drawn([3, 4, 5]), Drawn([], [("rand", torch.ones(4)), ("randn", torch.ones(4))])):
+    for drawn in (
+        RandomRecord([3]),
+        RandomRecord([3, 4, 5]),
+        RandomRecord([], [("rand", torch.ones(4)), ("randn", torch.ones(4))]),
+    ):
         with pytest.raises(reroll.UnsupportedError, match="other random numbers"):
             twice(drawn)
 
