@@ -17,7 +17,7 @@ from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.python_state.ran import Ran
 from reroll.backends.front.reading import Reading
 from reroll.backends.front.recorded import Recorded
-from reroll.errors import ProofError, RerollWarning
+from reroll.errors import ProofError, RerollWarning, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -181,5 +181,96 @@ def test_a_decision_may_fall_the_other_way_within_rounding(moved: float, stays: 
     reading = Reading(Recorded(model), reroll.Options(lowering="eager"))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", RerollWarning)
-        assert (reading.runs(Call((x,), {}), reads, Ran()) is reads) is stays
+        reading.runs(Call((x,), {}), reads, Ran())
+    assert reading.plain is not stays
     assert bool(told) is not stays
+
+
+class Sloped(torch.autograd.Function):
+    """Spikes whose backward reads a number: torch's Dynamo fails where that number is another one at the next call."""
+
+    @staticmethod
+    def forward(ctx: Any, v_BH: Tensor, slope: float) -> Tensor:
+        ctx.save_for_backward(v_BH)
+        ctx.slope = slope
+        return (v_BH > 0).to(v_BH.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BH: Tensor) -> Any:  # type: ignore[override]
+        (v_BH,) = ctx.saved_tensors
+        return grad_BH / (1 + ctx.slope * v_BH.abs()) ** 2, None
+
+
+class Annealed(nn.Module):
+    """Spikes with a slope that the user sets from call to call; calls are counted, which no record tells."""
+
+    def __init__(self, *, begun: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.slope, self.calls, self.begun = nn.Linear(3, 4), 5.0, 0, begun
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        if self.begun:
+            torch._dynamo.graph_break()
+            self.calls += 1
+        v_BH, spikes_BH = x_TBI.new_zeros(x_TBI.shape[1], 4), 0.0
+        for x_BI in x_TBI:
+            v_BH = 0.8 * v_BH + self.fc(x_BI)
+            spikes_BH = spikes_BH + Sloped.apply(v_BH - 0.1, self.slope)  # type: ignore[no-untyped-call]
+        self.calls += 1
+        return spikes_BH  # type: ignore[return-value]
+
+
+def annealed(run: Any, net: Annealed) -> list[Tensor]:
+    """Results and gradients of calls with smaller and smaller slopes."""
+    torch.manual_seed(1)
+    found = []
+    for slope in (5.0, 2.0, 1.0):
+        net.slope = slope
+        net.zero_grad()
+        y_BH = run(torch.randn(6, 2, 3))
+        y_BH.sum().backward()
+        assert net.fc.weight.grad is not None
+        found += [y_BH.detach(), net.fc.weight.grad.clone()]
+    return found
+
+
+@pytest.mark.parametrize("proof", ["first", "never"])
+def test_where_dynamo_fails_the_model_runs_plainly_and_that_is_said(proof: Any) -> None:
+    plain, net = Annealed(), Annealed()
+    run = reroll.compile(net, lowering="eager", proof=proof)
+    with pytest.warns(RerollWarning, match=r"fails with an error of its own at .*test_reading.py:\d+: AssertionError"):
+        found = annealed(run, net)
+    torch.testing.assert_close(found, annealed(plain, plain))
+    assert net.calls == plain.calls
+
+
+@pytest.mark.parametrize("asked", [{"on_no_recurrence": "error"}, {"truncate": 2}])
+def test_where_dynamo_fails_and_loops_are_asked_for_that_is_refused(asked: Any) -> None:
+    net = Annealed()
+    with pytest.raises(UnsupportedError, match="fails with an error of its own"):
+        annealed(reroll.compile(net, lowering="eager", **asked), net)
+
+
+def test_where_dynamo_fails_in_the_middle_nothing_runs_twice() -> None:
+    net = Annealed(begun=True)
+    with pytest.raises(UnsupportedError, match="A part of the model had run"):
+        annealed(reroll.compile(net, lowering="eager", proof="never"), net)
+
+
+class Mistaken(Annealed):
+    """A model that raises, at a line that Dynamo reads."""
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        return super().forward(x_TBI) @ x_TBI.new_zeros(5, 5)
+
+
+def test_what_the_model_raises_is_no_error_of_dynamos() -> None:
+    net = Mistaken()
+    run = reroll.compile(net, lowering="eager", proof="never")
+    x_TBI = torch.randn(6, 2, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match=r"size|shape"):
+                run(x_TBI)
