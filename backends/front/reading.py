@@ -2,28 +2,25 @@
 
 Dynamo guards what it has seen a model read. What it does not see (attributes that are set by way of ``__dict__``, what
 ``functools.lru_cache`` holds) is for it as it was when it read them, in silence. So the model itself runs beside some
-calls, and in place of what Dynamo made from the first call on in which values differ. An error of Dynamo's own, such as
-an assertion within torch, is no error of the model's: it is told by its traceback, which goes through
-``convert_frame``, where Dynamo compiles. If no function of the model had begun, the model runs in its place.
+calls, and in place of what Dynamo made from the first call on in which values differ. It does so where Dynamo fails by
+itself, too, if no function of the model had begun.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from traceback import walk_tb
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import TorchRuntimeError
 
 from reroll.backends.construct.stages.proof import Proof
 from reroll.backends.construct.stages.seen import FOLLOWING, SHORT, TOLERANCE, Rounding, Seen, compared, following
 from reroll.backends.construct.stages.takeover import is_measured
+from reroll.backends.dynamo.failures import failure_of
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.observe import UpdatedError, shown_by
 from reroll.backends.front.python_state.outside import FirstImportError, TakenError
@@ -31,13 +28,12 @@ from reroll.backends.front.python_state.ran import Ran
 from reroll.backends.front.recorded import Recorded, unheard
 from reroll.backends.processes.wrappers import CollectiveError, alone
 from reroll.backends.runtime.randomness import random_numbers_kept
-from reroll.errors import ProofError, RerollError, UnsupportedError, is_shortage, warn
+from reroll.errors import ProofError, UnsupportedError, warn
 from reroll.graph.nested import tensors_of
 from reroll.graph.private import any_autocast
 from reroll.planning.options import Options
 
 LOG = logging.getLogger(__name__)
-_COMPILING, _NOT_USERS = "torch._dynamo.convert_frame", {"reroll", "torch", "contextlib", "functools"}
 Run = Callable[..., Any]
 _VALUES = "values alone are compared"
 _TOLD = (
@@ -75,13 +71,14 @@ class Reading:
         try:
             return read(*args, **kwargs)
         except Exception as error:
-            if isinstance(error, RerollError | TorchRuntimeError) or is_shortage(error) or not _is_of_dynamo(error):
+            failure = failure_of(error)
+            if failure is None:
                 raise
             text = (
                 "Dynamo reads this model, as a record cannot tell what it does, and fails with an error of its own"
-                f"{_line(error)}: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
+                f"{failure.text}"
             )
-            if _has_begun(error):
+            if failure.begun:
                 raise UnsupportedError(
                     f"{text}. A part of the model had run, and what it changed stays. {_TOLD}"
                 ) from error
@@ -128,28 +125,6 @@ class Reading:
         if not _differ(expected, found, proof.rounding) or compared(expected, plainly(), None, proof.rounding)[0]:
             return ""  # or the model gives something else each time
         return _differ(expected, proof.without_noise(plainly, expected, found), proof.rounding)
-
-
-def _is_of_dynamo(error: Exception) -> bool:
-    """Whether an error comes from where Dynamo compiles."""
-    return _COMPILING in _modules(error)
-
-
-def _has_begun(error: Exception) -> bool:
-    """Whether anything of the model had run before such an error."""
-    names = _modules(error)
-    return not {name.partition(".")[0] for name in names[: names.index(_COMPILING)]} <= _NOT_USERS
-
-
-def _modules(error: Exception) -> list[str]:
-    """The modules of the functions that an error came through, the outermost first."""
-    return [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
-
-
-def _line(error: Exception) -> str:
-    """Which line Dynamo read, as its message says."""
-    found = re.findall(r'File "([^"]+)", line (\d+), in ', str(error).partition("from user code:")[2])
-    return f" at {found[-1][0]}:{found[-1][1]}" if found else ""
 
 
 def _differ(expected: Seen, found: Seen, rounding: Rounding) -> str:
