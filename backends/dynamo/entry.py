@@ -297,7 +297,7 @@ def rolled(
         surrounded = by_inductor and way.start == "compiled" and first  # else a call would wait for it
         run = needing(compile_surroundings(module, found.recurrences) if surrounded else module)
         apart = functools.cache(partial(beside, way)) if by_inductor else (lambda: (plans, run))
-        proof = Proof.of(plans.built, way, apart, by_steps, speaks=speaking)
+        proof = Proof.of(plans.built, way, apart, by_steps, around=[found.outer], speaks=speaking)
         return Graph(run, module, plans, "", ended, found.notes, plain=plain, proof=proof, stages=stages)
 
     takeover = Takeover.of(parsed, shared.spent)

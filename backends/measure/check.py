@@ -137,7 +137,9 @@ def _rounding(compiled: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -
         found = explain(compiled, *inputs, **kwargs)
     except RerollError:
         return EXACT
-    return rounding_of(loop.captured or loop.recurrence for each in (found, *found.others) for loop in each.loops)
+    reports = (found, *found.others)
+    loops = (loop.captured or loop.recurrence for each in reports for loop in each.loops)
+    return rounding_of(loops, [each.outer for each in reports])
 
 
 def _compiled(model: Any) -> Any:

@@ -14,14 +14,14 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from reroll.backends.construct.budget_allocation import plain_plan
 from reroll.backends.construct.build import SHARE
@@ -124,10 +124,12 @@ class Proof:
         made: Callable[[], tuple[Plans, Run]],
         by_steps: Run | None = None,
         *,
+        around: Iterable[fx.Graph] = (),
         speaks: bool | None = None,
     ) -> Proof:
-        """That of the recurrences of a graph. ``speaks``: whether a run of it speaks with other processes, which do not
-        prove the same at the same calls; where that is not known, it may as soon as there are others."""
+        """That of the recurrences of a graph, with what is ``around`` them. ``speaks``: whether a run of it speaks with
+        other processes, which do not prove the same at the same calls; where that is not known, it may as soon as there
+        are others."""
         if options.proof == "never" or not built:
             return cls()
         if speaks or (speaks is None and not alone()):
@@ -135,7 +137,7 @@ class Proof:
             LOG.info("nothing is proved, as %s", missed)
             return cls(missed=missed)
         budget, plain = parse_budget(options.memory_budget), max(map(_plain_peak, built))
-        rounding = rounding_of(each.executable.recurrence for each in built)
+        rounding = rounding_of((each.executable.recurrence for each in built), around)
         free = free_bytes(home_of(built[0].executable.recurrence.examples))
         bounds = [plain if free is None else int(SHARE * free)]
         bounds += [] if budget is None else [budget if isinstance(budget, int) else int(budget * plain)]

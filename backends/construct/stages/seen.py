@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-from reroll.graph.nested import places_of, structure_of
+from reroll.graph.nested import places_of, structure_of, tensors_of
 from reroll.graph.private import any_autocast
 from reroll.recurrence import Recurrence
 
@@ -109,11 +109,15 @@ class Rounding(NamedTuple):
 EXACT = Rounding()
 
 
-def rounding_of(recurrences: Iterable[Recurrence]) -> Rounding:
-    """What rounding explains of what loops make: of their coarsest numbers, as what is made of these is no more exact,
-    whatever its dtype. Autocast rounds inside of torch's cells, too. A gradient to which each of many steps adds, such
-    as that of a bias, is rounded as often, and always the same way where they add the same."""
+def rounding_of(recurrences: Iterable[Recurrence], around: Iterable[fx.Graph] = ()) -> Rounding:
+    """What rounding explains of what loops make, and the graphs ``around`` them, into which what a step does row by row
+    may be moved: of their coarsest numbers, as what is made of these is no more exact, whatever its dtype. Autocast
+    rounds inside of torch's cells, too. A gradient to which each of many steps adds, such as that of a bias, is rounded
+    as often, and always the same way where they add the same."""
     found, added = SHORT if any_autocast() else 0.0, 0.0
+    made = (node.meta.get("example_value") for graph in around for node in graph.nodes if node.op[:4] == "call")
+    for dtype in {each.dtype for each in tensors_of(list(made))}:
+        found = max(found, TOLERANCE.get(dtype, SHORT) if dtype.is_floating_point or dtype.is_complex else 0.0)
     for each in recurrences:
         if any(enabled for _, _, enabled, _ in each.autocast):
             found = SHORT

@@ -257,6 +257,35 @@ def test_what_many_steps_add_up_is_rounded_as_often(
     assert rounding_of([loop]) == pytest.approx(expected, rel=0.01)
 
 
+class Narrow(nn.Module):
+    """Steps that pass their row through a shorter type: all of that is done ahead of the loop, for all rows."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x_TBI: Tensor, h_BI: Tensor) -> Tensor:
+        rows = list[Tensor]()
+        for t in range(1, x_TBI.shape[0]):
+            row_BI = rows[-2] if len(rows) > 1 else x_TBI[t]
+            h_BI = torch.tanh(h_BI + torch.tanh(row_BI.to(self.dtype)).to(row_BI.dtype))
+            rows.append(row_BI)
+        return h_BI
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_rounded_ahead_of_a_loop_is_no_fault(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Narrow(dtype)
+    compiled = reroll.compile(model, lowering="eager", proof="always")
+    for steps in (9, 7, 5):
+        x_TBI, h_BI = (
+            torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((steps, 3, 4), (3, 4))
+        )
+        compiled(x_TBI, h_BI).sin().sum().backward()
+    assert reroll.check(compiled, x_TBI, h_BI, measure=False).equal
+
+
 def test_gradients_of_one_of_several_results_are_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here an operand has one of zeros, rather than none, where the loss does not depend on it."""
 
