@@ -20,7 +20,6 @@ import inspect
 import logging
 import os
 import re
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
@@ -45,6 +44,7 @@ from reroll.backends.dynamo.outer_compile import compile_surroundings, run_by_to
 from reroll.backends.dynamo.outer_memory import Outside, bytes_around, outside_of
 from reroll.backends.dynamo.plain import PlainPeak, matters, more_than_plain, needing_as, say_more, with_part_of_plain
 from reroll.backends.dynamo.python_rng_inputs import as_handed_over
+from reroll.backends.dynamo.result_memory import lay_results
 from reroll.backends.dynamo.unguarded import Read, refuse_unguarded, unseen_hooks
 from reroll.backends.inductor.sizes.family import sampling
 from reroll.backends.inductor.whole import compile_whole, refused_by_inductor
@@ -52,14 +52,13 @@ from reroll.backends.processes.collectives import check_collectives, refuse_in_p
 from reroll.backends.processes.wrappers import in_silence, refuse_pieces
 from reroll.backends.runtime.node import RecurrenceModule
 from reroll.backends.runtime.shown import shown_results, unbound_results
-from reroll.backends.runtime.undefined_grads import APART, as_collected, one_by_one
+from reroll.backends.runtime.undefined_grads import as_collected, one_by_one
 from reroll.capture.capture import capture
 from reroll.capture.interpreter import LoopInterpreter
 from reroll.capture.structured_loops.regions import without_regions
 from reroll.errors import BudgetError, OptionError, RerollError, UnsupportedError, warn
 from reroll.graph.inplace import extent, overlapping
-from reroll.graph.layouts import laid_in
-from reroll.graph.nested import leaves_of, tensors_of, with_leaves
+from reroll.graph.nested import tensors_of
 from reroll.graph.private import without_hooks_of_all_modules
 from reroll.planning.options import Options
 from reroll.planning.segments import SegmentLengths
@@ -69,7 +68,6 @@ from reroll.program.registry import loops_by_pass, run_on_loops
 from reroll.recurrence import Capture, Recurrence
 
 Compiled = Callable[..., Any]
-_ByRows = defaultdict[fx.Node | None, set[Any]]
 _LONG = 512
 _AROUND = 8  # times the bytes of the values around loops is more than is ever held there
 LOG = logging.getLogger(__name__)
@@ -317,7 +315,7 @@ def _at_any_length(every: Sequence[Recurrence], others: Others | None, way: Opti
 def _settled(found: Capture, graph: fx.Graph, options: Options, plain: PlainPeak) -> Options:
     """The options for some loops, of which the graph around them gives what the plain ``graph`` gives, with gradients
     cut where that is asked for. Raises for what these options cannot be met with."""
-    separate_memory(found.outer, graph)
+    lay_results(found.outer, graph)
     truncate_gradients(found.outer, found.recurrences, options.truncate)
     check_policy(found.recurrences, options)
     check_collectives(found.recurrences, options)
@@ -481,31 +479,6 @@ def refuse_shared(args: Sequence[Any], written: frozenset[int]) -> None:
                 "(views of one tensor, or windows of one array). Here the other one would stay as it was. Pass or keep "
                 "a copy of one of them (clone())."
             )
-
-
-def separate_memory(outer: fx.Graph, plain: fx.Graph) -> None:
-    """Give results memory of their own where they have that in the plain graph: rows of a loop lie in their stack, and
-    who changes one of them in place would change the other."""
-    output = outer.output_node()
-    given = list(leaves_of(output.args))
-    laid = {at: laid_in(each) for at, each in enumerate(given) if isinstance(each, fx.Node)}
-    before = [
-        laid_in(each).memory if isinstance(each, fx.Node) else None for each in leaves_of(plain.output_node().args)
-    ]
-    kept, moved = defaultdict[Any, _ByRows](lambda: defaultdict(set)), dict[int, fx.Node]()
-    for at in sorted(laid, key=lambda at: laid[at].rows is not None):
-        here = laid[at]
-        beside = kept[here.memory].items()  # by the call that gives their rows: who has these apart in the plain graph
-        if all((rows is not None and rows is here.rows) or whose <= {before[at]} for rows, whose in beside):
-            kept[here.memory][here.rows].add(before[at])
-        elif here.rows is not None:
-            here.rows.meta.setdefault(APART, []).append(here.number)
-        else:
-            with outer.inserting_before(output):
-                moved[at] = outer.call_method("clone", (given[at],))
-            moved[at].meta = dict(given[at].meta)
-    numbers = iter(range(len(given)))
-    output.args = with_leaves(lambda leaf: moved.get(next(numbers), leaf), output.args)
 
 
 def _without_graph(gm: fx.GraphModule) -> nn.Module:

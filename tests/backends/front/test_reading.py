@@ -196,7 +196,7 @@ class Sloped(torch.autograd.Function):
         return (v_BH > 0).to(v_BH.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad_BH: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_BH: Tensor) -> Any:
         (v_BH,) = ctx.saved_tensors
         return grad_BH / (1 + ctx.slope * v_BH.abs()) ** 2, None
 
