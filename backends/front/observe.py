@@ -66,6 +66,7 @@ def isolated_run(
     """
     with interrupted_once() as interrupts:
         state = State.of(model, call.args, call.kwargs, parameters=parameters, ran=ran)
+        modes = torch.is_grad_enabled(), torch.get_default_dtype()
         try:
             with random_numbers_kept(), in_silence(), parametrized_anew(), lent(state.iterators):
                 try:
@@ -77,8 +78,15 @@ def isolated_run(
                     "reroll.compile: the model changes a parameter in place in its forward. Use "
                     "torch.compile(backend='reroll') for it."
                 )
+            if modes != (torch.is_grad_enabled(), torch.get_default_dtype()):
+                raise UpdatedError(
+                    "reroll.compile: the model leaves another mode of gradients, or another default dtype, than it was "
+                    "called under. Set them around what needs them (with torch.no_grad():), or where it is called."
+                )
         finally:
             state.restore()
+            torch.set_grad_enabled(modes[0])
+            torch.set_default_dtype(modes[1])
 
 
 def shown_by(

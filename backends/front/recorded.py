@@ -13,9 +13,11 @@ import re
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -29,9 +31,11 @@ from reroll.backends.front.observe import (
     line_that_leaves,
     refuse_sparse,
 )
+from reroll.backends.front.python_state.attributes import attributes
 from reroll.backends.front.python_state.keys import plain
 from reroll.backends.front.python_state.late import Late
 from reroll.backends.front.python_state.names import Assigned, Flag
+from reroll.backends.front.python_state.object_graph import has_attributes
 from reroll.backends.front.python_state.outside import FirstImportError, TakenError
 from reroll.backends.front.python_state.ran import Ran
 from reroll.backends.front.python_state.state import Change, State
@@ -246,6 +250,8 @@ class Recorded:
             _check_names(state.assigned)
             flags = tuple(state.assigned.flags()) if state.assigned is not None else ()
             changes = tuple(change for change in state.changes() if not _same(change))
+            _check_tree((result, *(each.value for each in changes)), state)
+            _check_keys((result, *(each.value for each in changes)), [each.key for each in changes], call)
             results: list[Any] = []
             skeleton = [with_leaves(partial(_place, results, {}), result)]
             for change in changes:
@@ -419,6 +425,45 @@ def _filled(skeleton: Any, results: Sequence[Any]) -> Any:
     if isinstance(inside, Mapping):
         return like(skeleton, {key: _filled(item, results) for key, item in inside.items()})
     return like(skeleton, [_filled(item, results) for item in inside])
+
+
+def _check_tree(values: Sequence[Any], state: State) -> None:
+    """Raise Unrecordable where what a forward leaves is no tree of tensors: a list or dict in two places, which who
+    changes one changes in both; attributes beside items."""
+    known, seen, todo = {id(each) for each, *_ in state.tensors}, set[int](), list(values)
+    while todo:
+        value = todo.pop()
+        inside = opened(value)
+        items = [*_items(inside)]
+        todo += items
+        if isinstance(value, list | Mapping) and id(value) in seen:
+            raise Unrecordable(
+                f"The model leaves one {type(value).__name__} in two places, which a record makes two of."
+            )
+        seen.add(id(value))
+        holds = items or isinstance(value, Tensor | Mapping | tuple | list)
+        if not holds or inside is not value or id(value) in known or not has_attributes(value):
+            continue
+        if not {*map(id, attributes(value).values())} <= {*map(id, items)}:
+            raise Unrecordable(f"The model gives a {type(value).__name__} with attributes beside what it holds.")
+
+
+def _check_keys(values: Sequence[Any], keys: Sequence[Any], call: Call) -> None:
+    """Raise Unrecordable where what a forward leaves stands under a key that is an object of this call."""
+    todo, found = list(values), list(keys)
+    for value in todo:  # grows
+        inside = opened(value)
+        found += inside if isinstance(inside, Mapping) else ()
+        todo += _items(inside)
+    objects = [each for each in found if not (plain(each) or isinstance(each, tuple | type | FunctionType | Enum))]
+    given, seen = State(parameters=False, values=False), set[int]()
+    given.walk([call.args, call.kwargs] if objects else [], seen)
+    if of_call := [each for each in objects if id(each) in seen]:
+        raise Unrecordable(f"The model puts something under a key that is a {type(of_call[0]).__name__} of this call.")
+
+
+def _items(inside: Any) -> Iterable[Any]:
+    return inside.values() if isinstance(inside, Mapping) else inside if isinstance(inside, tuple | list) else ()
 
 
 def _same(change: Change) -> bool:

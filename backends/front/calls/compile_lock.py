@@ -26,7 +26,11 @@ _lock = threading.Lock()
 
 def _begin() -> None:
     _lock.acquire()
-    SELDOM_FULL.begin()
+    try:
+        SELDOM_FULL.begin()
+    except BaseException:  # an interrupt
+        _lock.release()
+        raise
 
 
 def _end() -> None:
@@ -43,9 +47,10 @@ def turn() -> Iterator[None]:
     try:
         yield
     finally:
-        _mine.depth -= 1
-        if _mine.depth == 0:
-            _end()
+        if _mine.depth:  # an interrupt may have come while it waited for its turn again
+            _mine.depth -= 1
+            if _mine.depth == 0:
+                _end()
 
 
 @contextmanager

@@ -88,7 +88,9 @@ def _is_users(module: str) -> bool:
 
 @functools.lru_cache(maxsize=1 << 12)
 def _is_pythons(module: str) -> bool:
-    return module.partition(".")[0] in sys.stdlib_module_names
+    """A user's file may have the name of one of Python's."""
+    top = module.partition(".")[0]
+    return top in sys.stdlib_module_names and _is_installed(_file_of(top) or _INSTALLED[0])
 
 
 @functools.lru_cache(maxsize=1 << 12)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from reroll.backends.front.python_state.code_ownership import once_a_class
+from reroll.capture.recorder.identity import is_a
 
 
 class _Kind(NamedTuple):
@@ -31,8 +32,13 @@ def _nothing(_: Any, __: Any) -> None:
 
 
 @cache
+def _in_memory() -> tuple[type, ...]:
+    return (io.StringIO, io.BytesIO, type(hashlib.md5()), type(hashlib.blake2b()))
+
+
+@cache
 def _kinds() -> tuple[_Kind, ...]:
-    in_memory, digests = (io.StringIO, io.BytesIO), (type(hashlib.md5()), type(hashlib.blake2b()))
+    in_memory, digests = _in_memory()[:2], _in_memory()[2:]
     return (
         _Kind(random.Random, random.Random.getstate, random.Random.setstate),
         _Kind(np.random.RandomState, _of_numpys, lambda value, state: value.set_state(state.value)),
@@ -115,6 +121,18 @@ def hidden_in(value: Any) -> Hidden | None:
     """The state of an object, if it is one of these; torch's own generator is that of every graph."""
     kind = None if value is torch.default_generator else _kind_of(type(value))
     return None if kind is None else Hidden(value, kind)
+
+
+def holds_bytes(value: Any) -> bool:
+    """Whether what a model reads of an object may be the same at every call: a file in memory, a digest. Generators are
+    left to those who draw from them."""
+    return is_a(value, _in_memory())
+
+
+def bytes_in(value: Any) -> Any:
+    """What such an object holds."""
+    kind = _kind_of(type(value))
+    return None if kind is None else kind.read(value)
 
 
 def hides_state(value: Any) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import decimal
 import gc
 import os
+import struct
 import sys
 import threading
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,22 +16,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reroll.backends.front.python_state.object_graph import WRAPPERS, items_of, text_of
+from reroll.backends.front.python_state.attributes import slots_of
+from reroll.backends.front.python_state.code_ownership import once_a_class
+from reroll.backends.front.python_state.hidden import bytes_in
+from reroll.backends.front.python_state.object_graph import CONTAINERS, WRAPPERS, is_plain, items_of
 from reroll.backends.front.python_state.state import State
 from reroll.backends.processes.wrappers import alone, in_parts
-from reroll.capture.recorder.identity import PLAIN, Same, is_a
+from reroll.capture.recorder.identity import PLAIN, Same, is_a, text_of
 from reroll.errors import UnsupportedError
 from reroll.graph.inplace import overlapping, whole_extent
 from reroll.graph.private import any_autocast, autocast_dtypes, hooks_of_all_modules, set_methods, settings_of_torch
 
 _LARGE, _SAMPLES = 1 << 20, 4096  # bytes from which on an array is a data set, and of how many places it is known by
 _NOTED = (*WRAPPERS, np.ndarray, memoryview)
-_PLAIN = (*PLAIN, type(...), torch.Size)
+_READ = (*_NOTED, *CONTAINERS, Tensor, type, types.ModuleType, threading.local)
+_POINTER = struct.calcsize("P")
+_MORE = (type(...), torch.Size)
 
 
 def plain(value: Any) -> bool:
     """Whether a value is a number, a text or the like, which holds nothing else."""
-    return is_a(value, _PLAIN)
+    return is_plain(value) or type(value) in _MORE
 
 
 def placed(word: str, state: State) -> dict[int, tuple[str, int]]:
@@ -39,11 +46,20 @@ def placed(word: str, state: State) -> dict[int, tuple[str, int]]:
     return places | {id(value): (f"{word} tensor", number) for number, (value, *_) in enumerate(state.tensors)}
 
 
+def numbered(word: str, state: State) -> dict[int, tuple[str, int]]:
+    """A word for each function, array and the like of a state, by its identity: which of them it is in the walk."""
+    return {
+        id(value): (word, number) for number, value in enumerate(each for each in state.reached if is_a(each, _NOTED))
+    }
+
+
 class Described:
     """What can be reached from a model in words that are equal where it is the same: places, not identities."""
 
-    def __init__(self, *places: Mapping[int, tuple[str, int]]) -> None:
-        self.places = places
+    def __init__(
+        self, *places: Mapping[int, tuple[str, int]], noted: Sequence[Mapping[int, tuple[str, int]]] = ()
+    ) -> None:
+        self.places, self.noted = places, noted
 
     def __call__(self, value: Any) -> Any:
         """One value."""
@@ -58,27 +74,47 @@ class Described:
 
     def contents(self, state: State) -> Any:
         """What objects and containers, closures and arrays of a state hold."""
-        owners = [(type(value), self.items(attributes)) for value, attributes in state.objects]
-        owners += [(type(value), self.items(content)) for value, content in state.containers]
+        owners = [(type(value), self.items(attributes), self._made_from(value)) for value, attributes in state.objects]
+        owners += [
+            (type(value), self.items(content), getattr(value, "maxlen", 0)) for value, content in state.containers
+        ]
         cells = tuple(self(content) for _, content in state.cells)
         pointed = tuple(tuple(map(self, content)) for _, content in state.pointed)
         arrays = tuple(array_in_words(value) for value, _ in state.arrays)
         roots = tuple(self._root(value) for value in state.roots)
         return tuple(owners), cells, pointed, arrays, tuple(state.plain), roots
 
+    def _made_from(self, value: Any) -> Any:
+        """What an object is beside its attributes, by the class of Python's that its own is made from."""
+        if is_a(value, PLAIN):
+            return text_of(value)
+        if is_a(value, tuple | frozenset):
+            return tuple(map(self, items_of(value)))
+        return Same(value) if _holds_more(type(value)) else None
+
     def _root(self, value: Any) -> Any:
-        """What stands for a name: by what it holds, where that is noted, which is not by whose it is."""
+        """What stands for a name: by what it holds, where that is noted, and which of those it is, not by whose."""
+        if is_a(value, types.MethodType):
+            return type(value), self(value.__self__), self._root(value.__func__)
         if is_a(value, _NOTED):
-            return type(value)
+            return type(value), next((each[id(value)] for each in self.noted if id(value) in each), None)
         return type(value), tuple(map(self._root, value)) if is_a(value, tuple) else self(value)
 
     def items(self, content: Any) -> Any:
-        """Those of a dict, list, set or deque; the order of a set is another one where an item is set again."""
-        if is_a(content, set | frozenset):
-            return frozenset(map(self, items_of(content)))
+        """Those of a dict, list, set or deque, in their order."""
         if is_a(content, dict):
             return tuple((self(key), self(value)) for key, value in items_of(content))
         return tuple(map(self, items_of(content)))
+
+
+@once_a_class
+def _holds_more(kind: Any) -> bool:
+    """Whether objects of a class hold more than attributes, and what a walk reads of containers, tensors and arrays:
+    what is written in C, or in slots of Python's own classes."""
+    if issubclass(kind, _READ):
+        return False
+    known = object.__basicsize__ + _POINTER * (kind.__dictoffset__ > 0) + _POINTER * (kind.__weakrefoffset__ > 0)
+    return bool(kind.__itemsize__) or kind.__basicsize__ > known + _POINTER * len(slots_of(kind))
 
 
 class Hashed:
@@ -105,7 +141,10 @@ class Hashed:
 
 
 def array_in_words(value: Any) -> Any:
-    """An array of numpy's by its values; a large one by where it is, and by some of its values."""
+    """An array of numpy's by its values; a large one by where it is, and by some of its values. What a file in memory
+    holds."""
+    if not is_a(value, np.ndarray):
+        return bytes_in(value)
     if value.nbytes <= _LARGE or value.dtype.hasobject:
         return value.shape, value.dtype.str, value.tobytes()
     flat = value.reshape(-1) if value.flags.c_contiguous else value.flat

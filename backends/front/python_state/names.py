@@ -16,6 +16,7 @@ from reroll.backends.front.python_state.object_graph import written
 from reroll.capture.recorder.identity import global_names, is_a
 
 MISSING = object()
+_OF_PYTHON = frozenset({"__doc__", "__module__", "__qualname__", "__name__", "__file__", "__firstlineno__", "__dict__"})
 _LOADED = (type, types.ModuleType, types.FunctionType)  # what importing puts into a module
 _IN_TEXTS = frozenset({"eval", "exec"})
 _OF_MODULES = frozenset({"import_module", "__import__", "modules"})
@@ -254,7 +255,7 @@ def _imports(code: types.CodeType) -> tuple[tuple[int, str], ...]:
 
 
 def _counts(name: str, value: Any) -> bool:
-    return name[:2] != "__" or written(value) is None
+    return name not in _OF_PYTHON or written(value) is None
 
 
 def _is_named(value: Any) -> TypeGuard[type]:

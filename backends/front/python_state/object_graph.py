@@ -11,6 +11,7 @@ from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, 
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import suppress
 from contextvars import ContextVar
+from enum import Enum
 from gc import get_referents
 from typing import Any
 
@@ -24,7 +25,7 @@ from reroll.backends.front.python_state.code_ownership import (
     is_users_code,
     once_a_class,
 )
-from reroll.capture.recorder.identity import PLAIN, Same, content_of, is_a
+from reroll.capture.recorder.identity import PLAIN, Same, content_of, is_a, text_of
 
 CACHED = type(functools.lru_cache(lambda: None))
 _POINTERS = (functools.partial, weakref.ref, ContextVar, defaultdict, CACHED)
@@ -50,21 +51,26 @@ def items_of(value: Any) -> Iterable[Any]:
     return found
 
 
-def text_of(value: Any) -> str:
-    """A number or a text, as it is written; by its identity where its class cannot write it."""
-    with suppress(Exception):
-        return repr(value)
-    return object.__repr__(value)
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number, a text or the like, which holds nothing else. A user's class that is made from one
+    may have attributes, and methods that read more."""
+    if type(value) in PLAIN:
+        return True
+    return is_a(value, PLAIN) and (is_a(value, Enum) or not is_users_code(type(value)))
+
+
+def _keys(value: Any) -> Iterator[Any]:
+    """The keys of a dict that may hold something; what is remembered of an object by a weak reference is not its."""
+    return (key for key in dict.keys(value) if type(key) is not str and not is_a(key, (*PLAIN, weakref.ref)))
 
 
 def leads_to(value: Any) -> Iterable[Any]:
     """The values that an object holds."""
     if type(value) in PLAIN_ITEMS:
-        held: Iterable[Any] = value.values() if is_a(value, dict) else value
-        return held
+        return (*value.values(), *_keys(value)) if is_a(value, dict) else value
     found = [*pointed_to(value), *attributes_of(value).values()]
     if is_a(value, dict):
-        return *found, *dict.values(value)
+        return *found, *dict.values(value), *_keys(value)
     if is_a(value, _SEQUENCES):
         return *found, *items_of(value)
     if is_a(value, types.FunctionType):
@@ -160,7 +166,7 @@ def _have_attributes(kind: Any) -> bool:
 
 def written(value: Any) -> str | None:
     """A number or a text, or a tuple or frozen set of these, as a text; None for all else."""
-    if is_a(value, PLAIN):
+    if is_plain(value):
         return text_of(value)
     if type(value) not in (tuple, frozenset):
         return None

@@ -29,7 +29,7 @@ from torch.nn.parameter import is_lazy
 
 from reroll.backends.front.python_state.attributes import attributes
 from reroll.backends.front.python_state.code_ownership import Code, is_installed, is_users_code
-from reroll.backends.front.python_state.hidden import Hidden, hidden_in, hides_state
+from reroll.backends.front.python_state.hidden import Hidden, hidden_in, hides_state, holds_bytes
 from reroll.backends.front.python_state.names import Assigned, Named, Spaces
 from reroll.backends.front.python_state.object_graph import (
     CACHED,
@@ -39,6 +39,7 @@ from reroll.backends.front.python_state.object_graph import (
     attributes_of,
     defaults,
     has_attributes,
+    is_plain,
     items_of,
     leads_to,
     methods_of,
@@ -46,7 +47,7 @@ from reroll.backends.front.python_state.object_graph import (
     written,
 )
 from reroll.backends.front.python_state.outside import Names, TakenError, is_iterator
-from reroll.capture.recorder.identity import PLAIN, Same, content_of, is_a
+from reroll.capture.recorder.identity import Same, content_of, is_a
 from reroll.errors import UnsupportedError
 from reroll.graph.private import version_of
 
@@ -139,7 +140,7 @@ class State:
         todo = list(roots)
         while todo:
             value = todo.pop()
-            if not is_a(value, PLAIN) and id(value) not in seen and id(value) not in before:
+            if not is_plain(value) and id(value) not in seen and id(value) not in before:
                 seen.add(id(value))
                 self.reached.append(value)
                 todo += self._note(value)
@@ -187,6 +188,8 @@ class State:
             self._note(np.asarray(value))
         elif self.values and (found := hidden_in(value)):
             self.hidden.append(found)
+        elif not self.values and holds_bytes(value):
+            self.arrays.append((value, value))
         elif any("__next__" in vars(kind) for kind in type(value).__mro__) and not is_a(value, io.IOBase):
             if self.by_ran:
                 return ()  # a library's, such as one that counts what was made: known by which object it is

@@ -21,6 +21,7 @@ from reroll.backends.front.python_state.keys import (
     Hashed,
     array_in_words,
     modes,
+    numbered,
     placed,
     tensors_in_words,
 )
@@ -65,7 +66,8 @@ class Reach:
         named = self._code(own, both, seen)
         self._stayed = {id(value): weakref.ref(value) for value in (*own.staying(part.tensors), *named.large)}
         state, places = both.joined(named.part), placed("given", given)
-        words = Described(own.places, places, named.places)
+        noted = (own.noted, numbered("given", given), named.noted)
+        words = Described(own.places, places, named.places, noted=noted)
         # The tuple and the dict of a call are new at every call, so they are known by what they hold.
         roots = words(model), tuple(map(words, args)), words.items(kwargs)
         tensors = tensors_in_words([value for value, *_ in state.tensors])
@@ -122,7 +124,8 @@ class _Own:
         """By a walk that is over: it ``found`` what is in ``part``."""
         self.model, self.found = model, found
         self.places = placed("own", part)
-        self.key = Hashed(Described(self.places).contents(part))
+        self.noted = numbered("own", part)
+        self.key = Hashed(Described(self.places, noted=[self.noted]).contents(part))
         self.modules = [each for each in part.reached if is_a(each, nn.Module)]
         self.tensors = [weakref.ref(value) for value, *_ in part.tensors]
         self.identities = [id(value) for value, *_ in part.tensors]
@@ -216,7 +219,7 @@ class _Named:
         self.own, self.code, self.part = own, _read(both.code), both.named({*before}, ran.functions)
         self.ran = len(ran.functions)
         self.found = {id(value) for value in self.part.reached}
-        self.places = placed("named", self.part)
+        self.places, self.noted = placed("named", self.part), numbered("named", self.part)
         self.watched = _Watched(self.part, [*both.code, *self.part.code])
         read = {id(value): value for value in self.watched.before}
         self.met = [read[each] for each in read.keys() & before]

@@ -10,12 +10,14 @@ may be asked whether it is true: the graph gives it beside its results, to be co
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from enum import Enum
 from types import FunctionType
 from typing import Any
 
@@ -59,6 +61,7 @@ _MAKERS = ("zeros", "ones", "empty", "full", "rand", "randn", "new_zeros", "new_
 _NUMBERS_OF = (Tensor.item, Tensor.tolist, Tensor.__int__, Tensor.__float__, Tensor.__index__)
 _NEEDS_GRADIENT = Tensor.requires_grad
 _MOST = 100_000
+_RETURNED = tuple(each for each in vars(torch.return_types).values() if isinstance(each, type))
 NOTED = "noted"
 """What the application of an ``autograd.Function`` has in ``meta``: what its forward leaves for the backward, in words,
 but for tensors."""
@@ -593,7 +596,13 @@ class GraphRecorder(TorchFunctionMode):
             return {key: self.operand(item) for key, item in value.items()}
         if isinstance(value, np.generic):
             return value.item()
-        return value if isinstance(value, _LITERALS) else self.refuse(f"{type(value).__name__} is no plain operand")
+        if isinstance(value, complex) and _is_written_otherwise(value):
+            self.refuse("a complex number has a part that Python's text of it does not tell (-0.0, inf or nan)")
+        return (
+            _exact(value)
+            if isinstance(value, _LITERALS)
+            else self.refuse(f"{type(value).__name__} is no plain operand")
+        )
 
     def refuse(self, reason: str, kind: type[Unrecordable] = Unrecordable) -> Any:
         """Raise Unrecordable, or a kind of it."""
@@ -614,5 +623,20 @@ def _in_words(value: Any) -> list[str]:
 
 
 def _is_object(value: Any) -> bool:
-    """Whether an operand is none that a graph may hold."""
-    return not isinstance(value, (Tensor, slice, tuple, list, Mapping, np.generic, *_LITERALS))
+    """Whether an operand is none that a graph may hold: it would be a plain tuple, list or dict there."""
+    if isinstance(value, (tuple, list, Mapping)):
+        return type(value) not in (tuple, list, dict, torch.Size) and not isinstance(value, _RETURNED)
+    return not isinstance(value, (Tensor, slice, np.generic, *_LITERALS))
+
+
+def _exact(value: Any) -> Any:
+    """A number or a text of Python's own class: the text of a graph shows what another class writes."""
+    if type(value) in _LITERALS or isinstance(value, Enum):
+        return value
+    plain: Any = next((each for each in (str, int, float, complex) if isinstance(value, each)), None)
+    return value if plain is None else plain.__str__(value) if plain is str else plain.__pos__(value)
+
+
+def _is_written_otherwise(value: complex) -> bool:
+    parts = value.real, value.imag
+    return any(not math.isfinite(part) or (part == 0 and math.copysign(1, part) < 0) for part in parts)

@@ -11,6 +11,7 @@ import torch
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
 """Types of values that hold nothing else, and are the same if they are written the same."""
+_WRITTEN = (str, bytes, int, float, complex)  # bool has no subclasses
 _OF_OBJECTS = frozenset(
     {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR", "DELETE_ATTR", "IMPORT_NAME", "IMPORT_FROM"}
 )
@@ -21,6 +22,17 @@ _METHODS = ("forward", "backward", "setup_context", "vjp", "jvp", "vmap")
 def is_a(value: Any, kinds: Any) -> bool:
     """Whether an object is of a class by its type: a proxy or mock may claim another ``__class__``, or raise there."""
     return issubclass(type(value), kinds)
+
+
+def text_of(value: Any) -> str:
+    """A number or a text as its own kind writes it, with the name of a class that is made from that: what such a class
+    writes may be the same for other values."""
+    if type(value) in PLAIN:
+        return repr(value)
+    kind: Any = next((each for each in _WRITTEN if is_a(value, each)), None)
+    if kind is None:
+        return repr(value)
+    return f"{type(value).__module__}.{type(value).__qualname__}({kind.__repr__(value)})"
 
 
 class Same:
@@ -73,12 +85,12 @@ def fingerprint(value: Any, inside: tuple[Any, ...] = ()) -> Any:
         defaults = fingerprint(named, inner) if named != (None, ()) else None
         return value.__code__, defaults, tuple(cells), Same(value.__globals__), _numbers_read(value)
     if isinstance(value, PLAIN):
-        return type(value), repr(value)
+        return type(value), text_of(value)
     if isinstance(value, tuple):
         return tuple([fingerprint(each, inside) for each in value])
     if isinstance(value, type) and issubclass(value, torch.autograd.Function):
         methods = tuple([fingerprint(each, (*inside, value)) for each in _own_methods(value)])
-        plain = tuple((k, repr(v)) for k, v in vars(value).items() if k[:2] != "__" and isinstance(v, PLAIN))
+        plain = tuple((k, text_of(v)) for k, v in vars(value).items() if k[:2] != "__" and isinstance(v, PLAIN))
         return methods, plain
     return Same(value)
 
@@ -125,7 +137,7 @@ def _numbers_read(function: types.FunctionType) -> tuple[tuple[str, str], ...]:
     """The globals that a function names, where they are numbers, texts and the like."""
     found = function.__globals__
     read = [(name, found[name]) for name in global_names(function.__code__) if name in found]
-    return tuple((name, repr(value)) for name, value in read if isinstance(value, PLAIN))
+    return tuple((name, text_of(value)) for name, value in read if isinstance(value, PLAIN))
 
 
 def _own_methods(kind: type) -> list[Any]:
