@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import random
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,6 +19,8 @@ import torch
 
 from reroll.backends.front.python_state.code_ownership import once_a_class
 from reroll.capture.recorder.identity import is_a
+
+BY_LINES = "by lines"
 
 
 class _Kind(NamedTuple):
@@ -46,6 +50,7 @@ def _kinds() -> tuple[_Kind, ...]:
         _Kind(np.random.BitGenerator, lambda value: _Numpys(value.state), _set_bits),
         _Kind(torch.Generator, _of_torchs, lambda value, state: value.set_state(torch.tensor(list(state)).byte())),
         _Kind(in_memory, _of_file, _set_file),
+        _Kind(_files(), _place_in_file, _set_place),
         _Kind(digests, lambda value: value.digest(), _nothing),
     )
 
@@ -88,6 +93,37 @@ def _of_torchs(value: torch.Generator) -> bytes:
 
 def _of_file(value: Any) -> Any:
     return None if value.closed else (value.tell(), value.getvalue())
+
+
+def _files() -> tuple[type, ...]:
+    return (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.BufferedReader, io.FileIO)
+
+
+def _place_in_file(value: Any) -> Any:
+    """How far a file was read or written, and its size; ``BY_LINES`` where Python tells nobody, as it is read by lines;
+    None of one that is closed, of pipes and consoles, and of Python's own output."""
+    own = any(value is each for each in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__))
+    if own or value.closed or not value.seekable():
+        return None
+    try:
+        place = value.tell()
+    except OSError:
+        return BY_LINES
+    if value.writable():
+        value.flush()
+    return place, os.fstat(value.fileno()).st_size
+
+
+def _set_place(value: Any, before: Any) -> None:
+    """Go back, and take away what was written at its end since."""
+    if before in (None, BY_LINES):
+        return
+    place, size = before
+    if value.writable():
+        value.flush()
+        if os.fstat(value.fileno()).st_size > size:
+            os.truncate(value.fileno(), size)
+    value.seek(place)
 
 
 def _set_file(value: Any, state: Any) -> None:

@@ -84,11 +84,19 @@ def _wrapped(value: Any) -> Iterable[Any]:
     """What an object of Python's is made around, for good."""
     if is_a(value, types.MethodType):
         return value.__self__, value.__func__
+    if is_bound_in_c(value):
+        return (value.__self__,)
     if is_a(value, staticmethod | classmethod):
         return (value.__func__,)
     if is_a(value, property):
         return value.fget, value.fset, value.fdel
     return get_referents(value) if is_a(value, types.MappingProxyType) else ()
+
+
+def is_bound_in_c(value: Any) -> bool:
+    """Whether a value is a method of an object of Python's, such as ``[].append``; a module's functions are none."""
+    bound = is_a(value, types.BuiltinMethodType | types.MethodWrapperType)
+    return bound and value.__self__ is not None and not is_a(value.__self__, types.ModuleType | type)
 
 
 def pointed_to(value: Any) -> tuple[Any, ...]:

@@ -29,7 +29,7 @@ from torch.nn.parameter import is_lazy
 
 from reroll.backends.front.python_state.attributes import attributes
 from reroll.backends.front.python_state.code_ownership import Code, is_installed, is_users_code
-from reroll.backends.front.python_state.hidden import Hidden, hidden_in, hides_state, holds_bytes
+from reroll.backends.front.python_state.hidden import BY_LINES, Hidden, hidden_in, hides_state, holds_bytes
 from reroll.backends.front.python_state.names import Assigned, Named, Spaces
 from reroll.backends.front.python_state.object_graph import (
     CACHED,
@@ -39,6 +39,7 @@ from reroll.backends.front.python_state.object_graph import (
     attributes_of,
     defaults,
     has_attributes,
+    is_bound_in_c,
     is_plain,
     items_of,
     leads_to,
@@ -187,6 +188,11 @@ class State:
         elif is_a(value, memoryview):
             self._note(np.asarray(value))
         elif self.values and (found := hidden_in(value)):
+            if found.before is BY_LINES:
+                raise TakenError(
+                    "reroll.compile: the model may read a line of a file that is read by lines already, which cannot "
+                    "be put back after a look at the model. Read it outside of the forward."
+                )
             self.hidden.append(found)
         elif not self.values and holds_bytes(value):
             self.arrays.append((value, value))
@@ -385,7 +391,9 @@ def _leads_further(owner: Code, value: Any) -> bool:
     if is_a(owner, types.ModuleType) and not is_users_code(owner):
         read_at_calls = value is os.environ or is_a(value, list)  # sys.argv, warnings.filters
         return read_at_calls or (is_a(value, types.FunctionType) and is_users_code(value))
-    return value is not sys.modules and (is_a(value, _FOLLOWED) or has_attributes(value) or hides_state(value))
+    if value is sys.modules:
+        return False
+    return is_a(value, _FOLLOWED) or has_attributes(value) or hides_state(value) or is_bound_in_c(value)
 
 
 def _space(owner: Code) -> dict[str, Any] | type:
