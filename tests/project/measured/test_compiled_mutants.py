@@ -53,13 +53,18 @@ def test_the_known_faults_of_inductor_are_caught() -> None:
         assert {what for what, _ in RESULT["compiled"]["faults"][name].values()} == {"caught"}
 
 
-@pytest.mark.parametrize("of", proof_alarms.SETS)
+def test_the_whole_zoo_was_tried() -> None:
+    for dtype in proof_alarms.DTYPES:
+        assert set(ALARMS["zoo"][dtype]) == set(proof_alarms.DOORS)
+        for door, rows in ALARMS["zoo"][dtype].items():
+            assert set(rows) >= set(proof_alarms.names("zoo", door))
+
+
+@pytest.mark.parametrize("of", ALARMS)
 def test_no_network_is_blamed(of: str) -> None:
     found = Counter[str]()
-    for dtype in proof_alarms.DTYPES:
-        for door in proof_alarms.DOORS:
-            rows = ALARMS[of][dtype][door]
-            assert set(rows) >= set(proof_alarms.names(of, door))
+    for doors in ALARMS[of].values():
+        for rows in doors.values():
             found += proof_alarms.counts(rows)
     assert not {proof_alarms.ALARM, proof_alarms.DISAGREES, "ended"} & set(found)
     compared = found[proof_alarms.PROVED] + found[proof_alarms.VALUES]
