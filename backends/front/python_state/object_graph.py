@@ -7,7 +7,7 @@ import functools
 import threading
 import types
 import weakref
-from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque
+from collections import ChainMap, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import suppress
 from contextvars import ContextVar
@@ -38,7 +38,8 @@ WRAPPERS = (
 )
 _READERS = ("__dict__", "__getattribute__")
 _HOLDERS = (
-    *(nn.Module, ChainMap, UserDict, UserList, functools.partialmethod, types.SimpleNamespace),
+    *(nn.Module, ChainMap, UserDict, UserList, UserString, functools.partialmethod, types.SimpleNamespace),
+    *(threading.Event, np.poly1d, *np.polynomial.Polynomial.__bases__),
     threading.local,  # its attributes are those of this thread
 )
 
@@ -168,7 +169,8 @@ def _have_attributes(kind: Any) -> bool:
     if issubclass(kind, type | types.ModuleType) or (issubclass(kind, threading.Thread) and is_installed(kind)):
         return False
     if issubclass(kind, Tensor | np.ndarray):
-        return kind in (Tensor, nn.Parameter, nn.Buffer)
+        of_array = issubclass(kind, np.ndarray) and holds_attributes(kind) and kind.__dictoffset__ != 0
+        return of_array or kind in (Tensor, nn.Parameter, nn.Buffer)
     return holds_attributes(kind) and (kind.__dictoffset__ != 0 or bool(slots_of(kind)))
 
 

@@ -9,6 +9,7 @@ import fractions
 import hashlib
 import io
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,6 +90,10 @@ class Node:
         self.gain, self.number = gain, 0
 
 
+class Table(np.ndarray[Any, Any]):
+    pass
+
+
 def noted(value: Any, **attributes: Any) -> Any:
     vars(value).update(attributes)
     return value
@@ -120,6 +125,18 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any]
         lambda: io.StringIO("0.5"),
         lambda value: float(value.getvalue()),
         lambda _: io.StringIO("0.7"),
+    ),
+    "an event": (lambda: threading.Event(), lambda value: 1.0 + value.is_set(), lambda value: value.set()),
+    "a polynomial": (lambda: np.poly1d([0.5]), lambda value: float(value(1.0)), lambda value: value.coeffs.fill(0.7)),
+    "a text in a class of Python's": (
+        lambda: collections.UserString("0.5"),
+        lambda value: float(value.data),
+        lambda value: setattr(value, "data", "0.7"),
+    ),
+    "an attribute of an array": (
+        lambda: np.ones(2).view(Table),
+        lambda value: getattr(value, "gain", 0.5),
+        lambda value: setattr(value, "gain", 0.7),
     ),
     "a digest": (lambda: hashlib.md5(b"a"), lambda value: value.digest()[0] / 256, lambda value: value.update(b"b")),
 }
