@@ -9,6 +9,7 @@ import struct
 import sys
 import threading
 import types
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -75,9 +76,7 @@ class Described:
     def contents(self, state: State) -> Any:
         """What objects and containers, closures and arrays of a state hold."""
         owners = [(type(value), self.items(attributes), self._made_from(value)) for value, attributes in state.objects]
-        owners += [
-            (type(value), self.items(content), getattr(value, "maxlen", 0)) for value, content in state.containers
-        ]
+        owners += [(type(value), self.items(content), _most(value)) for value, content in state.containers]
         cells = tuple(self(content) for _, content in state.cells)
         pointed = tuple(tuple(map(self, content)) for _, content in state.pointed)
         arrays = tuple(array_in_words(value) for value, _ in state.arrays)
@@ -105,6 +104,11 @@ class Described:
         if is_a(content, dict):
             return tuple((self(key), self(value)) for key, value in items_of(content))
         return tuple(map(self, items_of(content)))
+
+
+def _most(value: Any) -> Any:
+    """How many items a deque may have, where it is one: asked of the deque, not of what a subclass makes of that."""
+    return vars(deque)["maxlen"].__get__(value) if is_a(value, deque) else None
 
 
 @once_a_class

@@ -414,3 +414,23 @@ def test_methods_of_lists_are_followed_to_the_list(proof: Any) -> None:
     for call in range(1, 5):
         run(torch.randn(STEPS, 2, 3))
         assert len(rows) == call
+
+
+class Dotted(dict[str, Any]):
+    """Items as attributes: what is asked of it must not be answered by its items."""
+
+    __getattr__ = dict.__getitem__
+
+
+def test_dicts_whose_items_are_attributes_are_followed_and_given() -> None:
+    config: Any = Dotted(gain=0.5)
+
+    def form(x_TBI: Tensor) -> Any:
+        return Dotted(rows=scaled(x_TBI, lambda: config.gain))
+
+    run: Any = reroll.compile(form, lowering="eager", proof="never")
+    x_TBI = torch.randn(STEPS, 2, 3)
+    for gain in (0.5, 0.5, 0.7):
+        config["gain"] = gain
+        torch.testing.assert_close(run(x_TBI).rows, form(x_TBI).rows)
+    assert not run.reroll_caller.is_read
