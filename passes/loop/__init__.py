@@ -4,7 +4,8 @@ In: the loops of a graph (`Capture`), and the graph around them
 Out: equal loops and an equal graph; less is held for all steps
 Nouns: Total (a sum over all steps, and how a step gives its part), RowSteps (of which steps an output has rows)
 Mind: Each pass is legal alone, and in any order: one that finds nothing gives back what it was given.
-    Nothing is taken into the step while somebody else reads all rows (`row_analysis.rowwise_outputs`): both would be held.
+    Nothing is taken into the step while somebody else reads all rows (`row_analysis.rowwise_outputs`): both would be
+    held.
     An input whose gradient is zeros in eager must not have None: a last row alone depends on less than all rows do
     (`gradient_reach`). Sums depend on all rows, so there it cannot happen.
     `drop-dead-rows` comes last: row r of an output that lacks rows is not step r's, so nothing follows its rows
