@@ -36,6 +36,7 @@ WRAPPERS = (
     *(types.FunctionType, types.MethodType, staticmethod, classmethod, property, types.MappingProxyType, CACHED),
     *(functools.partial, weakref.ref, ContextVar),
 )
+_NAMES = (*PLAIN, weakref.ref, type, types.ModuleType, types.FunctionType, types.MethodType)
 _READERS = ("__dict__", "__getattribute__")
 _HOLDERS = (
     *(nn.Module, ChainMap, UserDict, UserList, UserString, functools.partialmethod, types.SimpleNamespace),
@@ -61,8 +62,9 @@ def is_plain(value: Any) -> bool:
 
 
 def _keys(value: Any) -> Iterator[Any]:
-    """The keys of a dict that may hold something; what is remembered of an object by a weak reference is not its."""
-    return (key for key in dict.keys(value) if type(key) is not str and not is_a(key, (*PLAIN, weakref.ref)))
+    """The keys of a dict that may hold something; what is remembered of an object by a weak reference is not its, and
+    what is remembered of functions and classes says nothing of these."""
+    return (key for key in dict.keys(value) if type(key) is not str and not is_a(key, _NAMES))
 
 
 def leads_to(value: Any) -> Iterable[Any]:
@@ -120,7 +122,10 @@ def pointed_to(value: Any) -> tuple[Any, ...]:
 def kept_results(function: Any) -> list[Any]:
     """The lists, dicts and sets that ``functools.lru_cache`` keeps of a user's function, as the garbage collector is
     told of them."""
-    if is_installed(function.__wrapped__):
+    wrapped = function.__wrapped__
+    while is_a(wrapped, functools.partial | types.MethodType):
+        wrapped = wrapped.func if is_a(wrapped, functools.partial) else wrapped.__func__
+    if not is_a(wrapped, types.FunctionType | type) or is_installed(wrapped):
         return []
     told = [each for each in get_referents(function) if each is not vars(function)]
     values = [item for each in told if type(each) is dict for item in each.values()]
