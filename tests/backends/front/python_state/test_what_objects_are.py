@@ -440,6 +440,6 @@ def test_dicts_whose_items_are_attributes_are_followed_and_given() -> None:
 def test_a_cache_of_what_is_no_function_is_known() -> None:
     kept = functools.cache(functools.partial(sine))
     rows = functools.cache(len)
-    run = reroll.compile(lambda x: scaled(x, lambda: kept is not None and rows is not None), lowering="eager")
+    run: Any = reroll.compile(lambda x: scaled(x, lambda: kept is not None and rows is not None), lowering="eager")
     x_TBI = torch.randn(STEPS, 2, 3)
     torch.testing.assert_close(run(x_TBI), scaled(x_TBI))
