@@ -11,6 +11,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from reroll.backends.front.python_state.code_ownership import once_a_class
 from reroll.capture.recorder.identity import is_a
 
 BY_LINES = "by lines"
+FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.BufferedReader, io.FileIO)
 
 
 class _Kind(NamedTuple):
@@ -50,7 +52,7 @@ def _kinds() -> tuple[_Kind, ...]:
         _Kind(np.random.BitGenerator, lambda value: _Numpys(value.state), _set_bits),
         _Kind(torch.Generator, _of_torchs, lambda value, state: value.set_state(torch.tensor(list(state)).byte())),
         _Kind(in_memory, _of_file, _set_file),
-        _Kind(_files(), _place_in_file, _set_place),
+        _Kind(FILES, _place_in_file, _set_place),
         _Kind(digests, lambda value: value.digest(), _nothing),
     )
 
@@ -95,15 +97,11 @@ def _of_file(value: Any) -> Any:
     return None if value.closed else (value.tell(), value.getvalue())
 
 
-def _files() -> tuple[type, ...]:
-    return (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.BufferedReader, io.FileIO)
-
-
 def _place_in_file(value: Any) -> Any:
     """How far a file was read or written, and its size; ``BY_LINES`` where Python tells nobody, as it is read by lines;
-    None of one that is closed, of pipes and consoles, and of Python's own output."""
+    None of what is none on a disk, or closed, and of Python's own output."""
     own = any(value is each for each in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__))
-    if own or value.closed or not value.seekable():
+    if own or not _is_on_disk(value):
         return None
     try:
         place = value.tell()
@@ -114,9 +112,20 @@ def _place_in_file(value: Any) -> Any:
     return place, os.fstat(value.fileno()).st_size
 
 
+def _is_on_disk(value: Any) -> bool:
+    """Whether a file is open, and what is behind its buffers is a file of the system: no archive, pipe or console."""
+    with suppress(ValueError):  # one that was closed, or taken from its buffer
+        while not is_a(value, io.FileIO):
+            value = getattr(value, "buffer" if is_a(value, io.TextIOBase) else "raw", None)
+            if value is None:
+                return False
+        return type(value) is io.FileIO and bool(value.seekable())
+    return False
+
+
 def _set_place(value: Any, before: Any) -> None:
     """Go back, and take away what was written at its end since."""
-    if before in (None, BY_LINES):
+    if before in (None, BY_LINES) or not _is_on_disk(value):
         return
     place, size = before
     if value.writable():

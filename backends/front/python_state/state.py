@@ -29,7 +29,7 @@ from torch.nn.parameter import is_lazy
 
 from reroll.backends.front.python_state.attributes import attributes
 from reroll.backends.front.python_state.code_ownership import Code, is_installed, is_users_code
-from reroll.backends.front.python_state.hidden import BY_LINES, Hidden, hidden_in, hides_state, holds_bytes
+from reroll.backends.front.python_state.hidden import BY_LINES, FILES, Hidden, hidden_in, hides_state, holds_bytes
 from reroll.backends.front.python_state.names import Assigned, Named, Spaces
 from reroll.backends.front.python_state.object_graph import (
     CACHED,
@@ -204,7 +204,10 @@ class State:
                 "after a look at the model. Keep a number or a list instead."
             )
         self._note_attributes(value)
-        return leads_to(value)
+        further = leads_to(value)
+        if is_a(value, type | types.ModuleType) or not is_installed(type(value)):
+            return further
+        return [each for each in further if not is_a(each, FILES)]  # which threads of a library's may write meanwhile
 
     def _note_attributes(self, value: Any) -> None:
         if type(value) in PLAIN_ITEMS:

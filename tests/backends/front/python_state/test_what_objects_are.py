@@ -7,6 +7,7 @@ import csv
 import datetime
 import fractions
 import functools
+import gzip
 import hashlib
 import io
 import pickle
@@ -443,3 +444,14 @@ def test_a_cache_of_what_is_no_function_is_known() -> None:
     run: Any = reroll.compile(lambda x: scaled(x, lambda: kept is not None and rows is not None), lowering="eager")
     x_TBI = torch.randn(STEPS, 2, 3)
     torch.testing.assert_close(run(x_TBI), scaled(x_TBI))
+
+
+@pytest.mark.parametrize("kind", ["in memory", "an archive", "taken from its buffer"])
+def test_files_that_are_none_of_the_system_are_held(kind: str, tmp_path: Path) -> None:
+    file: Any = io.TextIOWrapper(io.BytesIO()) if kind != "an archive" else gzip.open(tmp_path / "file", "wt")
+    if kind == "taken from its buffer":
+        file.detach()
+    run = reroll.compile(Writing(file, lambda _: None), lowering="eager")
+    x_TBI = torch.randn(STEPS, 2, 3)
+    for _ in range(2):
+        torch.testing.assert_close(run(x_TBI), scaled(x_TBI))
