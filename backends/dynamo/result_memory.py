@@ -6,9 +6,10 @@ rows of a loop lie in one stack, and what is read of an array that a loop fills 
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -45,9 +46,7 @@ def _share(outer: fx.Graph, plain: fx.Graph) -> None:
         if source == at or given[source] is given[at] or not _may_be_view(before, given, at, source):
             continue
         made[at] = _viewed(outer, given[source], before[at], chain)
-    numbers = iter(range(len(given)))
-    output = outer.output_node()
-    output.args = with_leaves(lambda leaf: made.get(next(numbers), leaf), output.args)
+    _replace_results(outer, made)
 
 
 def _may_be_view(before: Sequence[Any], given: Sequence[Any], at: int, source: int) -> bool:
@@ -124,5 +123,10 @@ def _separate(outer: fx.Graph, plain: fx.Graph) -> None:
             with outer.inserting_before(output):
                 moved[at] = outer.call_method("clone", (given[at],))
             moved[at].meta = dict(given[at].meta)
-    numbers = iter(range(len(given)))
-    output.args = with_leaves(lambda leaf: moved.get(next(numbers), leaf), output.args)
+    _replace_results(outer, moved)
+
+
+def _replace_results(graph: fx.Graph, new: Mapping[int, fx.Node]) -> None:
+    """Give other nodes as results, by their numbers."""
+    output, numbers = graph.output_node(), itertools.count()
+    output.args = with_leaves(lambda leaf: new.get(next(numbers), leaf), output.args)

@@ -448,7 +448,7 @@ def test_a_cache_of_what_is_no_function_is_known() -> None:
 
 @pytest.mark.parametrize("kind", ["in memory", "an archive", "taken from its buffer"])
 def test_files_that_are_none_of_the_system_are_held(kind: str, tmp_path: Path) -> None:
-    file: Any = io.TextIOWrapper(io.BytesIO()) if kind != "an archive" else gzip.open(tmp_path / "file", "wt")
+    file: Any = io.TextIOWrapper(io.BytesIO()) if kind != "an archive" else gzip.open(tmp_path / "file", "wt")  # noqa: SIM115
     if kind == "taken from its buffer":
         file.detach()
     run = reroll.compile(Writing(file, lambda _: None), lowering="eager")
